@@ -1,0 +1,1 @@
+"""Ops and components of rtp: everything here knows tensors, and nothing of requests, checkpoints or plugins."""

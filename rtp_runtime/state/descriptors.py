@@ -1,0 +1,72 @@
+"""What a model says of its state, per layer: logical, printable, and without torch.
+
+A descriptor never says bytes, strides, ranks or block size; the runtime computes those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDescriptor:
+    """One named state of one layer."""
+
+    axes: Mapping[str, int]
+    """Named axes of one entry (or slot), in order, e.g. `{"kv": 2, "kv heads": 8, "head dim": 128}`."""
+    shard: str | None = None
+    """The axis that tensor parallelism splits; None = every rank holds all of it."""
+    dtype: str = "cache"
+    """A dtype name, or "cache": the engine's cache dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedState(StateDescriptor):
+    """One entry per token, in blocks; reusable per block; rewinds by truncation."""
+
+    alignment: int = 1
+    """Tokens that a block must hold a multiple of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedState(StateDescriptor):
+    """One entry per `tokens_per_entry` tokens, written by the token that closes it; its open buffer is a `SlotState`."""
+
+    tokens_per_entry: int
+    alignment: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowState(StateDescriptor):
+    """One entry per token, of which a query sees the last `window` (itself included); blocks behind it are freed."""
+
+    window: int
+    alignment: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotState(StateDescriptor):
+    """One entry per request, rewritten as tokens pass; reusable from snapshots only; rewinds to a candidate slot."""
+
+    initial: float | int = 0
+    """What a new request reads: the value of every element of the null slot."""
+
+
+class StateDescriptors(Sequence[Mapping[str, StateDescriptor]]):
+    """The states of every layer: `descriptors[layer][name]`."""
+
+    def __init__(self, layers: Sequence[Mapping[str, StateDescriptor]]) -> None:
+        self._layers = tuple(dict(layer) for layer in layers)
+
+    def __getitem__(self, layer: int) -> Mapping[str, StateDescriptor]:  # type: ignore[override]
+        return self._layers[layer]
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def named(self) -> Iterator[tuple[int, str, StateDescriptor]]:
+        """Every state as (layer, name, descriptor), in layer order."""
+        for layer, states in enumerate(self._layers):
+            for name, state in states.items():
+                yield layer, name, state
