@@ -1,0 +1,17 @@
+"""The Qwen plugin: says which architectures it provides. Imports no torch; the models are imported when asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rtp_runtime import hookimpl
+
+if TYPE_CHECKING:
+    from rtp_runtime.model.registry import ModelRegistry
+
+RTP_API = "0.1"
+
+
+@hookimpl
+def rtp_register_models(models: ModelRegistry) -> None:
+    """Add the architectures of this package."""
