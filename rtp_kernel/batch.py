@@ -27,14 +27,16 @@ class GroupBatch:
     block_size: int = 0
     """Tokens per block (host)."""
     block_table: Tensor | None = None
-    """[R, blocks] int32: block ids in token order; `NULL_BLOCK` where nothing is held (behind a window, past the end)."""
+    """[R, blocks] int32: block ids in token order; `NULL_BLOCK` where nothing is held (behind a window, past the
+    end)."""
     slot_mapping: Mapping[int, Tensor] = field(default_factory=dict)
-    """tokens per entry -> [T] int64: `block * entries_per_block + offset` of the entry that this token writes or, for r > 1
-    tokens per entry, closes; -1 where it writes nothing."""
+    """tokens per entry -> [T] int64: `block * entries_per_block + offset` of the entry that this token writes or, for
+    r > 1 tokens per entry, closes; -1 where it writes nothing."""
     first_valid: Tensor | None = None
     """Window groups: [R] int64, the first token index whose entry is still held."""
     read: Tensor | None = None
-    """Slot groups: [R] int64, the slot that holds each request's state before this step (the null slot for a new request)."""
+    """Slot groups: [R] int64, the slot that holds each request's state before this step (the null slot for a new
+    request)."""
     write: Tensor | None = None
     """Slot groups: [R] int64, the slot that receives the state after the request's last token of this step."""
     snapshots: Tensor | None = None
@@ -52,7 +54,8 @@ class ForwardBatch:
     input_ids: Tensor
     """[T] int64."""
     index: Tensor
-    """[T] int64: the token's place in its request; decides causality, windows, compression and cache slots. -1 = padding."""
+    """[T] int64: the token's place in its request; decides causality, windows, compression and cache slots. -1 =
+    padding."""
     positions: Tensor
     """[T] or [3, T] int64: for rotary embedding only."""
     request: Tensor

@@ -1,0 +1,74 @@
+"""Linear layers: one matrix, or several that read the same input fused into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtp_kernel.components.base import Binding, Component, parameter
+from rtp_kernel.ops.linear import linear
+from rtp_kernel.registry import OpFunction, implementation_of
+
+
+class Linear(Component):
+    """x [..., in_features] -> [..., out_features]; `weight` [out, in], `bias` [out]. A `dtype` pins both."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = False, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = parameter(out_features, in_features, dtype=dtype)
+        self.bias = parameter(out_features, dtype=dtype) if bias else None
+        self._pinned = dtype
+        self._op: OpFunction = linear
+        self._prepared: Any = None
+
+    def bind(self, binding: Binding) -> None:
+        shapes = {"in": self.in_features, "out": self.out_features}
+        self._op = binding.op("linear", shapes=shapes, dtype=self._pinned)
+
+    def prepare(self) -> None:
+        make = getattr(implementation_of(self._op), "prepare", None)
+        self._prepared = make(self.weight) if make is not None else None
+
+    def unprepare(self) -> None:
+        self._prepared = None
+
+    def project(self, x: Tensor) -> Tensor:
+        """x @ weight^T + bias, unsplit."""
+        if self._pinned is not None and x.dtype != self._pinned:
+            x = x.to(self._pinned)
+        weight = self.weight if self._prepared is None else self._prepared
+        out: Tensor = self._op(x, weight, self.bias)
+        return out
+
+    def forward(self, x: Tensor) -> Any:
+        return self.project(x)
+
+    def extra_repr(self) -> str:
+        return f"in={self.in_features}, out={self.out_features}, bias={self.bias is not None}"
+
+
+class MergedLinear(Linear):
+    """Several projections of one input in one product; forward -> the parts' outputs, in order.
+
+    `parts` names them (as the reference's modules) and gives their output sizes; `weight` is their concatenation.
+    """
+
+    def __init__(
+        self, in_features: int, parts: Mapping[str, int], bias: bool = False, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(in_features, sum(parts.values()), bias, dtype)
+        self.parts = dict(parts)
+        self._sizes = list(self.parts.values())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.split_with_sizes(self.project(x), self._sizes, dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, parts={self.parts}"

@@ -1,0 +1,37 @@
+"""The gated feed-forward block."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rtp_kernel.components.base import Binding, Component
+from rtp_kernel.components.linear import Linear, MergedLinear
+from rtp_kernel.ops.activation import check_activation, gated_activation
+from rtp_kernel.registry import OpFunction
+
+
+class GatedMLP(Component):
+    """down_proj(act(gate_proj(x)) * up_proj(x)); gate and up are one product, `gate_up_proj`.
+
+    `activation` is a Hugging Face name; `limit` clamps gate and up as in `rtp_kernel.ops.activation.gated_activation`.
+    """
+
+    def __init__(
+        self, hidden: int, intermediate: int, activation: str = "silu", bias: bool = False, limit: float | None = None
+    ) -> None:
+        super().__init__()
+        self.activation = check_activation(activation)
+        self.limit = limit
+        self.gate_up_proj = MergedLinear(hidden, {"gate_proj": intermediate, "up_proj": intermediate}, bias=bias)
+        self.down_proj = Linear(intermediate, hidden, bias=bias)
+        self._op: OpFunction = gated_activation
+
+    def bind(self, binding: Binding) -> None:
+        options = {"activation": self.activation, "limit": self.limit}
+        self._op = binding.op("gated_activation", shapes={"dim": self.down_proj.in_features}, options=options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x)
+        inner = self._op(gate, up, self.activation, self.limit)
+        out: Tensor = self.down_proj(inner)
+        return out

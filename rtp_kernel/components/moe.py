@@ -1,0 +1,102 @@
+"""Mixture of experts: the router and the experts. What stands around them (shared experts, gates) is the model's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtp_kernel.components.base import Binding, Component, parameter
+from rtp_kernel.ops.activation import check_activation
+from rtp_kernel.ops.linear import linear
+from rtp_kernel.ops.moe import GROUP_SCORES, SCORES, experts, route
+from rtp_kernel.registry import OpFunction
+
+
+class TopKRouter(Component):
+    """x [T, hidden] -> weights [T, k], ids [T, k] int64; `weight` [experts, hidden].
+
+    `bias` adds `e_score_correction_bias` [experts], float32. The other arguments are those of the op `route`. `dtype`
+    pins the weight and the product (float32 for DeepSeek-V3 and its kin); the weights come out in its dtype.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        score: str = "softmax",
+        renormalize: bool,
+        renormalize_eps: float = 0.0,
+        scale: float = 1.0,
+        bias: bool = False,
+        groups: int = 1,
+        top_groups: int = 1,
+        group_score: str = "top2",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if score not in SCORES or group_score not in GROUP_SCORES:
+            raise ValueError(f'router score "{score}", group score "{group_score}": known are {SCORES}, {GROUP_SCORES}')
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"router: {top_k} experts per token of {num_experts}")
+        self.weight = parameter(num_experts, hidden, dtype=dtype)
+        self.e_score_correction_bias = parameter(num_experts, dtype=torch.float32) if bias else None
+        self.num_experts = num_experts
+        self.hidden = hidden
+        self.top_k = top_k
+        self._pinned = dtype
+        self._options: dict[str, Any] = {
+            "k": top_k,
+            "score": score,
+            "renormalize": renormalize,
+            "renormalize_eps": renormalize_eps,
+            "scale": scale,
+            "groups": groups,
+            "top_groups": top_groups,
+            "group_score": group_score,
+        }
+        self._linear: OpFunction = linear
+        self._route: OpFunction = route
+
+    def bind(self, binding: Binding) -> None:
+        shapes = {"in": self.hidden, "out": self.num_experts}
+        self._linear = binding.op("linear", shapes=shapes, dtype=self._pinned)
+        self._route = binding.op("route", shapes={"experts": self.num_experts}, options=self._options)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self._pinned is not None:
+            x = x.to(self._pinned)
+        logits = self._linear(x, self.weight, None)
+        weights, ids = self._route(logits, self.e_score_correction_bias, **self._options)
+        return weights, ids
+
+
+class Experts(Component):
+    """x [T, hidden], weights and ids [T, k] -> [T, hidden].
+
+    `gate_up_proj` [E, 2 I, hidden] (gate first), `down_proj` [E, hidden, I].
+    """
+
+    def __init__(
+        self, num_experts: int, hidden: int, intermediate: int, activation: str = "silu", limit: float | None = None
+    ) -> None:
+        super().__init__()
+        self.activation = check_activation(activation)
+        self.limit = limit
+        self.gate_up_proj = parameter(num_experts, 2 * intermediate, hidden)
+        self.down_proj = parameter(num_experts, hidden, intermediate)
+        self._op: OpFunction = experts
+
+    def bind(self, binding: Binding) -> None:
+        num, hidden, intermediate = self.down_proj.shape
+        shapes = {"experts": num, "hidden": hidden, "intermediate": intermediate}
+        self._op = binding.op("experts", shapes=shapes, options={"activation": self.activation, "limit": self.limit})
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        out: Tensor = self._op(
+            x, weights, ids, self.gate_up_proj, self.down_proj, activation=self.activation, limit=self.limit
+        )
+        return out

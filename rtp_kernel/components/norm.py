@@ -1,0 +1,53 @@
+"""Norms over the last dimension."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rtp_kernel.components.base import Binding, Component, parameter
+from rtp_kernel.ops.norm import layer_norm, rms_norm
+from rtp_kernel.registry import OpFunction
+
+
+class RMSNorm(Component):
+    """x [..., dim] -> [..., dim]; `weight` [dim].
+
+    offset 0 normalises in float32, casts, then multiplies by w; offset 1.0 multiplies by 1 + w in float32 before that.
+    """
+
+    def __init__(self, dim: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__()
+        self.dim = dim
+        self.eps = eps
+        self.offset = offset
+        self.weight = parameter(dim)
+        self._op: OpFunction = rms_norm
+
+    def bind(self, binding: Binding) -> None:
+        self._op = binding.op("rms_norm", shapes={"dim": self.dim}, options={"offset": self.offset})
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._op(x, self.weight, self.eps, self.offset)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}, offset={self.offset}"
+
+
+class LayerNorm(Component):
+    """x [..., dim] -> [..., dim]; `weight` [dim], `bias` [dim] or None."""
+
+    def __init__(self, dim: int, eps: float, bias: bool = True) -> None:
+        super().__init__()
+        self.dim = dim
+        self.eps = eps
+        self.weight = parameter(dim)
+        self.bias = parameter(dim) if bias else None
+        self._op: OpFunction = layer_norm
+
+    def bind(self, binding: Binding) -> None:
+        self._op = binding.op("layer_norm", shapes={"dim": self.dim})
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._op(x, self.weight, self.bias, self.eps)
+        return out

@@ -1,0 +1,64 @@
+"""Rotary embedding: the step's angles, computed once, and their application in each layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rtp_kernel.components.base import Binding, Component
+from rtp_kernel.ops.rotary import LAYOUTS, RopeParameters, rotary, rotary_angles
+from rtp_kernel.registry import OpFunction
+
+__all__ = ["RopeParameters", "Rotary", "RotaryEmbedding"]
+
+
+class RotaryEmbedding(Component):
+    """positions [T] -> (cos, sin), each [T, rotary_dim] in the model's dtype, computed in float32.
+
+    The buffer `inv_freq` is float32 whatever the model's dtype, and is made again on the device when bound.
+    """
+
+    inv_freq: Tensor
+
+    def __init__(self, rotary_dim: int, rope: RopeParameters) -> None:
+        super().__init__()
+        self.rotary_dim = rotary_dim
+        self.rope = rope
+        self.dtype = torch.get_default_dtype()
+        self._make_table(torch.get_default_device())
+
+    def _make_table(self, device: torch.device) -> None:
+        with torch.device("cpu"):  # transformers computes its table there; another device would round differently
+            inv_freq, self.attention_factor = self.rope.table(self.rotary_dim)
+        self.register_buffer("inv_freq", inv_freq.to(device), persistent=False)
+
+    def bind(self, binding: Binding) -> None:
+        self.dtype = binding.dtype
+        self._make_table(binding.device)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_angles(positions, self.inv_freq, self.attention_factor, self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary_dim}, {self.rope.rope_type}, theta={self.rope.theta}"
+
+
+class Rotary(Component):
+    """q [T, heads, dim], k [T, kv heads, dim], cos, sin -> rotated q and k; layouts as in `rtp_kernel.ops.rotary`."""
+
+    def __init__(self, layout: str = "half") -> None:
+        super().__init__()
+        if layout not in LAYOUTS:
+            raise ValueError(f'rotary layout "{layout}" is unknown; known: {", ".join(LAYOUTS)}')
+        self.layout = layout
+        self._op: OpFunction = rotary
+
+    def bind(self, binding: Binding) -> None:
+        self._op = binding.op("rotary", options={"layout": self.layout})
+
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = self._op(q, k, cos, sin, self.layout)
+        return q, k
+
+    def extra_repr(self) -> str:
+        return self.layout

@@ -1,0 +1,1 @@
+"""One module per op family: signature, shapes, and the plain-torch reference that runs everywhere."""

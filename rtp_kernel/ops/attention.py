@@ -1,0 +1,111 @@
+"""Attention over packed tokens whose keys and values lie in blocks.
+
+q is [N, heads, D]; a paged state is a `StateView` of [blocks, entries, 2, kv heads, D] (keys first). A query at index i
+sees keys j <= i of its own request, with a window w only j > i - w. Padding rows write nothing and come out as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtp_kernel.batch import ForwardBatch, StateView
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive requests of a batch, and the token rows that an op is given for them (padding rows may follow)."""
+
+    requests: range
+    rows: range
+
+
+def spans(batch: ForwardBatch) -> tuple[tuple[str, Span], ...]:
+    """The regimes of a step with their spans: decode (one token each) or verify (1 + drafts), then prefill."""
+    split, decodes = batch.num_decode_tokens, batch.num_decodes
+    found = []
+    if split:
+        regime = "decode" if split == decodes else "verify"
+        found.append((regime, Span(range(decodes), range(split))))
+    if split < batch.num_tokens:
+        found.append(("prefill", Span(range(decodes, batch.num_requests), range(split, batch.num_tokens))))
+    return tuple(found)
+
+
+def write_kv(k: Tensor, v: Tensor, kv: StateView, batch: ForwardBatch, *, plan: Any = None) -> None:
+    """Put k and v [T, kv heads, D] where the step's slot mapping says; rows mapped to -1 write nothing."""
+    slots = batch.groups[kv.group].slot_mapping[kv.tokens_per_entry]
+    rows = torch.nonzero(slots >= 0).squeeze(-1)
+    slots, entries = slots[rows], kv.data.shape[1]
+    kv.data[slots // entries, slots % entries] = torch.stack((k[rows], v[rows]), dim=1).to(kv.data.dtype)
+
+
+def paged_attention(
+    q: Tensor,
+    kv: StateView,
+    batch: ForwardBatch,
+    span: Span,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
+    plan: Any = None,
+) -> Tensor:
+    """Attention of the span's rows q [N, heads, D] over their requests' keys, which have been written -> [N, heads, D].
+
+    Heads share keys in groups of heads / kv heads. `soft_cap` c bends the scores to c tanh(score / c); `sinks` [heads]
+    are one more logit in each softmax, with no value. Scores and sums are float32.
+    """
+    out = torch.zeros_like(q)
+    for request, rows in request_rows(batch, span):
+        index = batch.index[rows.start + span.rows.start : rows.stop + span.rows.start]
+        first = 0 if window is None else max(0, batch.kv_lens[request] - len(rows) - window + 1)
+        keys, values = gather_kv(kv, batch, request, range(first, batch.kv_lens[request]))
+        place = torch.arange(first, batch.kv_lens[request], device=q.device)
+        visible = place <= index[:, None]  # [rows, keys]
+        if window is not None:
+            visible &= place > index[:, None] - window
+        part = slice(rows.start, rows.stop)
+        out[part] = attend(q[part], keys, values, visible, scale, sinks, soft_cap)
+    return out
+
+
+def request_rows(batch: ForwardBatch, span: Span) -> Iterator[tuple[int, range]]:
+    """Requests of the span that have new tokens, each with its rows counted from the span's first row."""
+    start = 0
+    for request in span.requests:
+        length = batch.query_lens[request]
+        if length:
+            yield request, range(start, start + length)
+        start += length
+
+
+def gather_kv(kv: StateView, batch: ForwardBatch, request: int, tokens: range) -> tuple[Tensor, Tensor]:
+    """Keys and values [tokens, kv heads, D] of the request's token indices; only the blocks that hold them are read."""
+    table = batch.groups[kv.group].block_table
+    assert table is not None
+    place = torch.arange(tokens.start, tokens.stop, device=kv.data.device)
+    entries = kv.data.shape[1]
+    gathered = kv.data[table[request, place // entries].long(), place % entries]
+    return gathered[:, 0], gathered[:, 1]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, sinks: Tensor | None, soft_cap: float | None
+) -> Tensor:
+    """Attention of q [N, heads, D] over k, v [S, kv heads, D]; visible [N, S] bool -> [N, heads, D]."""
+    grouped = q.float().view(q.shape[0], k.shape[1], -1, q.shape[-1])  # [N, kv, group, D]
+    scores = torch.einsum("nkgd,skd->nkgs", grouped, k.float()) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = scores.masked_fill(~visible[:, None, None, :], float("-inf"))
+    if sinks is not None:
+        extra = sinks.float().view(1, k.shape[1], -1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, extra), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[0]]
+    return torch.einsum("nkgs,skd->nkgd", weights, v.float()).flatten(1, 2).to(q.dtype)
