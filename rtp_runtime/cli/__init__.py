@@ -59,9 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        if error.filename is None:
-            raise
-        return _fail(error, f"{error.filename}: {error.strerror}", debug)
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(error, f"{place}{error.strerror or error}", debug)
+    except Exception as error:
+        # Status 1 means "judged, and wrong" to `rtp check`: a fault of ours must not look like it.
+        return _fail(
+            error, f"internal: {type(error).__name__}: {error}. This is a fault of rtp; please report it.", True
+        )
 
 
 def _dispatch(arguments: list[str]) -> int:
