@@ -1,0 +1,45 @@
+"""State of requests: what a model declares, and the manager that grants, tables and releases it.
+
+The descriptors import no torch; the manager is resolved on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rtp_runtime.state.descriptors import (
+    CompressedState,
+    PagedState,
+    SlotState,
+    StateDescriptor,
+    StateDescriptors,
+    WindowState,
+)
+
+if TYPE_CHECKING:
+    from rtp_runtime.state.holding import Holding
+    from rtp_runtime.state.manager import StateManager
+    from rtp_runtime.state.tables import StepRow
+
+__all__ = [
+    "CompressedState",
+    "Holding",
+    "PagedState",
+    "SlotState",
+    "StateDescriptor",
+    "StateDescriptors",
+    "StateManager",
+    "StepRow",
+    "WindowState",
+]
+
+_LAZY = (("Holding", "holding"), ("StateManager", "manager"), ("StepRow", "tables"))
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    for public, module in _LAZY:
+        if name == public:
+            return getattr(import_module(f"{__name__}.{module}"), public)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

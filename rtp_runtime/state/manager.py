@@ -1,0 +1,411 @@
+"""The one authority over state: grants blocks and slots to requests, lays out their tables for a step, takes them back.
+
+It counts tokens and never sees one; it schedules nothing and evicts nothing of its own accord.
+The order of calls around a step: `grow` its requests, `group_batches`, `begin_step`, run, `end_step`, then for each
+request `truncate` if drafts were rejected, and `commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import lcm
+from typing import Final
+
+import numpy as np
+import torch
+
+from rtp_kernel.batch import GroupBatch, ModelState, StateView
+from rtp_kernel.parallel import ParallelContext
+from rtp_runtime.errors import StateError
+from rtp_runtime.state.arena import Arena, plan_arena
+from rtp_runtime.state.capacity import Capacity, GroupReport
+from rtp_runtime.state.descriptors import StateDescriptors
+from rtp_runtime.state.grouping import GroupSpec, group_states
+from rtp_runtime.state.holding import Holding
+from rtp_runtime.state.inflight import StepsInFlight
+from rtp_runtime.state.layout import block_batch, slot_batch
+from rtp_runtime.state.pool import BlockPool, Reference
+from rtp_runtime.state.requests import RequestSlots, RequestState
+from rtp_runtime.state.tables import BlockTable, RequestId, StepLayout, StepRow
+
+POISON: Final = 0xFF
+"""Byte of which every float format makes a NaN, and every signed integer -1."""
+
+
+class StateManager:
+    """State of all requests of one engine.
+
+    Args:
+        descriptors: what the model declares.
+        cache_dtype: dtype of states declared with "cache".
+        block_size: tokens per block, or None for the smallest that the states allow.
+        num_blocks: size by tokens: enough for `num_blocks` blocks (of the smallest block size) in every group at once,
+            and for the slots of `max_requests` requests and `num_snapshots` snapshots.
+        memory: size by bytes; exactly one of the two is given.
+        max_requests: requests that are expected to have state at once; more are possible if memory allows.
+        max_drafts: drafts that a request may have in one step.
+        max_step_tokens: tokens of one request in one step, at most; bounds what a window holds (None: unbounded).
+        depth: steps submitted before the oldest is collected, beyond that one.
+        order: by state name, the physical order of its dimensions, where a chosen op wants not the logical one.
+
+    Raises:
+        StateError: a descriptor nobody implements, an impossible block size, or too little memory.
+    """
+
+    def __init__(
+        self,
+        descriptors: StateDescriptors,
+        *,
+        cache_dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        block_size: int | None = None,
+        num_blocks: int | None = None,
+        memory: int | None = None,
+        max_requests: int,
+        max_drafts: int = 0,
+        max_step_tokens: int | None = None,
+        depth: int = 0,
+        num_snapshots: int = 0,
+        parallel: ParallelContext | None = None,
+        order: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        dtype = str(cache_dtype).removeprefix("torch.")
+        self.groups: tuple[GroupSpec, ...] = group_states(
+            descriptors, cache_dtype=dtype, block_size=block_size, parallel=parallel, order=order
+        )
+        span = None if max_step_tokens is None else (2 * depth + 1) * max_step_tokens
+        demand = Capacity.demand(self.groups, num_blocks, max_requests, max_drafts, span, num_snapshots)
+        plan = plan_arena(self.groups, blocks=demand, memory=memory)
+        self.capacity = Capacity(self.groups, plan, max_drafts, span)
+        self.capacity.check()
+        self.device = torch.device(device)
+        self.arena = Arena(self.groups, plan, self.device)
+        self._num_layers = len(descriptors)
+        self._pools = [BlockPool(self.arena, spec.index) for spec in self.groups]
+        self._tables = {
+            spec.index: BlockTable(spec.block_size, max_requests) for spec in self.groups if not spec.is_slot
+        }
+        self._requests: dict[RequestId, RequestState] = {}
+        self._free_rows: list[int] = []
+        self._steps = StepsInFlight()
+
+    # What the engine binds once.
+
+    def views(self) -> ModelState:
+        """`views[layer][name]`: each state as a tensor of fixed address, [blocks, entries, *axes] or [slots, *axes]."""
+        layers: list[dict[str, StateView]] = [{} for _ in range(self._num_layers)]
+        for spec in self.groups:
+            for state in spec.states:
+                data = self.arena.view(spec, state)
+                layers[state.layer][state.name] = StateView(data, spec.index, state.tokens_per_entry)
+        return layers
+
+    # Questions of capacity.
+
+    def max_tokens_per_request(self) -> int:
+        """The longest request that can run when it is alone."""
+        return self.capacity.max_tokens()
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a request of so many tokens can ever run."""
+        return self.capacity.fits(num_tokens)
+
+    def explain(self, num_tokens: int) -> str:
+        """What a request of so many tokens takes, by group, and what there is: for the message that refuses it."""
+        return self.capacity.explain(num_tokens)
+
+    def describe(self) -> tuple[GroupReport, ...]:
+        """Each group: kind, block size and who forced it, bytes per block, states, capacity."""
+        return self.capacity.report()
+
+    @property
+    def snapshot_unit(self) -> int:
+        """Snapshots are taken after multiples of so many tokens: where blocks of all groups end."""
+        return lcm(*(spec.block_size for spec in self.groups if not spec.is_slot))
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks and slots that become free once the steps in flight have ended."""
+        return self._steps.num_waiting
+
+    # Growth and release of requests.
+
+    def can_grow(self, request: RequestId, num_tokens: int, drafts: int = 0) -> bool:
+        """Whether `num_tokens` more tokens of the request, `drafts` of them drafts, can be given a place now."""
+        return self._available(self._needs(self._requests.get(request), num_tokens, drafts))
+
+    def grow(self, request: RequestId, num_tokens: int, drafts: int = 0) -> bool:
+        """Give `num_tokens` more tokens of the request a place; a request not seen before is new.
+
+        Returns False, and changes nothing, when there is no room.
+        """
+        state = self._requests.get(request)
+        needs = self._needs(state, num_tokens, drafts)
+        if not self._available(needs):
+            return False
+        if state is None:
+            state = self._add(request)
+        for pool, need in zip(self._pools, needs, strict=True):
+            if need > 0:
+                self._grant(state, pool.group, pool.allocate(need))
+        state.length += num_tokens
+        return True
+
+    def num_tokens(self, request: RequestId) -> int:
+        """Tokens of the request that have a place; 0 for one that is not known."""
+        state = self._requests.get(request)
+        return 0 if state is None else state.length
+
+    def truncate(self, request: RequestId, num_tokens: int) -> None:
+        """Rewind the request to its first `num_tokens` tokens: rejected drafts, or growth that is not used after all.
+
+        Raises:
+            StateError: a state of the request cannot rewind so far.
+        """
+        state = self._requests[request]
+        assert num_tokens <= state.length, f"request {request!r} has {state.length} tokens, fewer than {num_tokens}"
+        self._check_windows(state, num_tokens)
+        if num_tokens < state.submitted:
+            for slots in state.slots.values():
+                if num_tokens != slots.source_at or state.committed > slots.source_at:
+                    slots.rewind(num_tokens)
+            state.submitted = num_tokens
+        for group, table in self._tables.items():
+            end = -(-num_tokens // table.block_size)
+            if end < state.end[group]:
+                self._drop(group, table.take(state.row, end, state.end[group]), Reference.REQUEST)
+                state.end[group] = end
+        state.length = num_tokens
+
+    def release(self, request: RequestId) -> None:
+        """The request is done with its state. A second release, or one of an unknown request, changes nothing."""
+        state = self._requests.pop(request, None)
+        if state is None:
+            return
+        for group, table in self._tables.items():
+            self._drop(group, table.take(state.row, state.first[group], state.end[group]), Reference.REQUEST)
+        for group, slots in state.slots.items():
+            kept = [slot for slot in (slots.own, slots.source, *slots.candidates) if slot]
+            self._drop(group, kept, Reference.REQUEST)
+        for holding in state.snapshots:
+            self.let_go(holding)
+        self._free_rows.append(state.row)
+
+    # Around a step.
+
+    def group_batches(
+        self, rows: Sequence[StepRow], padded_requests: int | None = None, padded_tokens: int | None = None
+    ) -> tuple[GroupBatch, ...]:
+        """The step's tables, in the order of the rows; tensors are fresh, so that later calls do not reach them."""
+        padded_tokens = sum(row.num_tokens for row in rows) if padded_tokens is None else padded_tokens
+        layout = StepLayout.of(rows, len(rows) if padded_requests is None else padded_requests, padded_tokens)
+        states = [self._requests[row.request] for row in rows]
+        table_rows = np.array([state.row for state in states], np.int64)
+        batches: list[GroupBatch] = []
+        for spec in self.groups:
+            if spec.is_slot:
+                batches.append(slot_batch(spec, rows, states, layout, self.device))
+            else:
+                batches.append(block_batch(spec, self._tables[spec.index], table_rows, states, layout, self.device))
+        return tuple(batches)
+
+    def begin_step(self, rows: Sequence[StepRow]) -> int:
+        """The step of these rows is submitted: what loses its owner is free after `end_step` with this ticket."""
+        for row in rows:
+            state = self._requests[row.request]
+            end = row.start + row.num_tokens
+            assert row.start == state.submitted, (
+                f"request {row.request!r} goes on at {state.submitted}, not {row.start}"
+            )
+            assert end <= state.length, f"request {row.request!r} has grown to {state.length} tokens, not {end}"
+            state.submitted = end
+            for slots in state.slots.values():
+                slots.kept_from, slots.kept = end - row.drafts, row.drafts
+        return self._steps.begin()
+
+    def end_step(self, ticket: int) -> None:
+        """The step has been collected, or failed: it no longer touches memory. A second call changes nothing."""
+        self._steps.end(ticket)
+
+    def commit(self, request: RequestId, num_tokens: int) -> None:
+        """The first `num_tokens` tokens of the request are computed, collected and final; unknown requests are ignored.
+
+        Snapshots up to there are complete, and blocks that no later query can see are let go.
+        """
+        state = self._requests.get(request)
+        if state is None:
+            return
+        assert state.committed <= num_tokens <= state.submitted, (
+            f"{num_tokens} tokens of {request!r} were not submitted"
+        )
+        state.committed = num_tokens
+        for holding in [holding for holding in state.snapshots if holding.num_tokens <= num_tokens]:
+            state.snapshots.remove(holding)
+            self._complete(state, holding)
+        for group, slots in state.slots.items():
+            if slots.source and num_tokens > slots.source_at:
+                self._drop(group, [slots.source], Reference.REQUEST)
+                slots.source = 0
+        self._pass_windows(state)
+
+    # Snapshots and transfers.
+
+    def snapshot(self, request: RequestId, num_tokens: int | None = None) -> Holding | None:
+        """Keep the state after the request's first `num_tokens` tokens (default: those committed) as a cached prefix.
+
+        `num_tokens` lies ahead of what has been submitted, and then the step that passes it leaves the copy and
+        `commit` completes the snapshot; or it is what has been committed, with no step of the request in flight.
+        Returns None when there is no slot for the copy.
+
+        Raises:
+            StateError: not at the end of blocks, or neither of these places.
+        """
+        state = self._requests[request]
+        num_tokens = state.committed if num_tokens is None else num_tokens
+        self._check_snapshot(request, state, num_tokens)
+        slot_groups = list(state.slots)
+        if not self._available([int(group in state.slots) for group in range(len(self.groups))]):
+            return None
+        slots = {group: self._pools[group].allocate(1, Reference.CACHE)[0] for group in slot_groups}
+        holding = Holding(num_tokens, Reference.CACHE, slots=slots)
+        if num_tokens > state.submitted:
+            state.snapshots.append(holding)
+            return holding
+        for group, slot in slots.items():
+            self._copy_slot(group, state.slots[group].reading(num_tokens), slot)
+        self._complete(state, holding)
+        return holding
+
+    def restore(self, request: RequestId, holding: Holding) -> int:
+        """Start a new request from a complete holding, whose blocks and slots it shares; returns the tokens it has."""
+        assert holding.complete and not holding.released, "only what is computed, collected and kept can be restored"
+        state = self._add(request)
+        for group, (first, blocks) in holding.blocks.items():
+            self._pools[group].take(blocks, Reference.REQUEST)
+            self._tables[group].put(state.row, first, blocks)
+            state.first[group], state.end[group] = first, first + len(blocks)
+        for group, slot in holding.slots.items():
+            self._pools[group].take([slot], Reference.REQUEST)
+            state.slots[group].source, state.slots[group].source_at = slot, holding.num_tokens
+        state.length = state.submitted = state.committed = holding.num_tokens
+        return holding.num_tokens
+
+    def transfer(self, holding: Holding) -> Holding:
+        """Keep what a complete holding keeps for a copy in flight, by references of the third kind."""
+        assert holding.complete and not holding.released, "only what is computed, collected and kept can be sent"
+        for group, (_, blocks) in holding.blocks.items():
+            self._pools[group].take(blocks, Reference.TRANSFER)
+        for group, slot in holding.slots.items():
+            self._pools[group].take([slot], Reference.TRANSFER)
+        return Holding(holding.num_tokens, Reference.TRANSFER, True, False, dict(holding.blocks), dict(holding.slots))
+
+    def let_go(self, holding: Holding) -> None:
+        """Give a holding's references back (eviction, or the end of a transfer); a second call changes nothing."""
+        if holding.released:
+            return
+        holding.released = True
+        for group, (_, blocks) in holding.blocks.items():
+            self._drop(group, blocks, holding.kind)
+        for group, slot in holding.slots.items():
+            self._drop(group, [slot], holding.kind)
+
+    def poison(self, byte: int = POISON) -> None:
+        """Overwrite all memory that nobody keeps, for tests: whoever reads it is found out. Only between steps."""
+        assert len(self._steps) == 0, "a step is in flight"
+        plan = self.arena.plan
+        for extent in self.arena.free_extents():
+            start = plan.reserved_bytes + extent * plan.extent_bytes
+            self.arena.buffer[start : start + plan.extent_bytes].fill_(byte)
+        for pool, spec in zip(self._pools, self.groups, strict=True):
+            reserved = [1] if spec.is_slot else [0]
+            for block in pool.free_blocks() + reserved:
+                start = plan.origin(pool.group) + block * spec.block_bytes
+                self.arena.buffer[start : start + spec.block_bytes].fill_(byte)
+
+    # Behind these.
+
+    def _add(self, request: RequestId) -> RequestState:
+        assert request not in self._requests, f"request {request!r} has state already"
+        row = self._free_rows.pop() if self._free_rows else len(self._requests)
+        slots = {spec.index: RequestSlots() for spec in self.groups if spec.is_slot}
+        state = RequestState(row, [0] * len(self.groups), [0] * len(self.groups), slots)
+        self._requests[request] = state
+        return state
+
+    def _needs(self, state: RequestState | None, num_tokens: int, drafts: int) -> list[int]:
+        """Blocks and slots, by group, that the request lacks for `num_tokens` more tokens."""
+        length = num_tokens + (state.length if state else 0)
+        needs: list[int] = []
+        for spec in self.groups:
+            if spec.is_slot:
+                slots = state.slots[spec.index] if state else RequestSlots()
+                needs.append((slots.own == 0) + max(0, drafts - len(slots.candidates)))
+            else:
+                needs.append(max(0, -(-length // spec.block_size) - (state.end[spec.index] if state else 0)))
+        return needs
+
+    def _available(self, needs: Sequence[int]) -> bool:
+        lacking = [max(0, need - pool.num_free) for need, pool in zip(needs, self._pools, strict=True)]
+        return self.arena.plan.extents_for(lacking) <= self.arena.num_free
+
+    def _grant(self, state: RequestState, group: int, blocks: list[int]) -> None:
+        slots = state.slots.get(group)
+        if slots is None:
+            self._tables[group].put(state.row, state.end[group], blocks)
+            state.end[group] += len(blocks)
+            return
+        if not slots.own:
+            slots.own = blocks.pop()
+        slots.candidates += blocks
+
+    def _drop(self, group: int, blocks: Sequence[int], kind: Reference) -> None:
+        pool = self._pools[group]
+        self._steps.recycle(pool, pool.drop(blocks, kind))
+
+    def _pass_windows(self, state: RequestState) -> None:
+        """Let go of blocks that lie wholly behind what the next query sees."""
+        for spec in self.groups:
+            if spec.window:
+                passed = max(0, state.committed - spec.window + 1) // spec.block_size
+                first = state.first[spec.index]
+                if passed > first:
+                    self._drop(spec.index, self._tables[spec.index].take(state.row, first, passed), Reference.REQUEST)
+                    state.first[spec.index] = passed
+
+    def _check_windows(self, state: RequestState, num_tokens: int) -> None:
+        for spec in self.groups:
+            held = state.first[spec.index] * spec.block_size
+            if spec.window and max(0, num_tokens - spec.window + 1) < held:
+                raise StateError(
+                    f"window state cannot rewind to {num_tokens} tokens: entries before token {held} were let go; "
+                    f"rewind to {held + spec.window - 1} or more, or recompute the request"
+                )
+
+    def _check_snapshot(self, request: RequestId, state: RequestState, num_tokens: int) -> None:
+        unit = self.snapshot_unit
+        if num_tokens < 1 or num_tokens % unit:
+            raise StateError(
+                f"a snapshot after {num_tokens} tokens is not at the end of a block; take a multiple of {unit}"
+            )
+        now = num_tokens == state.committed == state.submitted
+        if not now and num_tokens <= state.submitted:
+            raise StateError(
+                f"request {request!r} has submitted {state.submitted} tokens and committed {state.committed}: "
+                f"a snapshot after {num_tokens} comes too late; ask before the step that passes it"
+            )
+
+    def _complete(self, state: RequestState, holding: Holding) -> None:
+        """The holding's content is there: reference the blocks that a continuation reads."""
+        for spec in self.groups:
+            if not spec.is_slot:
+                first = max(0, holding.num_tokens - spec.window + 1) // spec.block_size if spec.window else 0
+                blocks = self._tables[spec.index].get(state.row, first, holding.num_tokens // spec.block_size)
+                self._pools[spec.index].take(blocks, holding.kind)
+                holding.blocks[spec.index] = first, tuple(blocks)
+        holding.complete = True
+
+    def _copy_slot(self, group: int, source: int, target: int) -> None:
+        spec = self.groups[group]
+        for placed in spec.states:
+            data = self.arena.view(spec, placed)
+            data[target].copy_(data[source])

@@ -1,0 +1,67 @@
+"""What the manager remembers of one request: how long it is, and which places of each group's table it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rtp_kernel.batch import NULL_BLOCK
+from rtp_runtime.errors import StateError
+from rtp_runtime.state.holding import Holding
+
+
+@dataclass(slots=True)
+class RequestSlots:
+    """The slots of one request in one slot group."""
+
+    own: int = NULL_BLOCK
+    """Written by every step; the null slot until the request has grown."""
+    source: int = NULL_BLOCK
+    """Read by the first step instead of `own`: the null slot of a new request, a snapshot of a restored one."""
+    source_at: int = 0
+    """Tokens of the request after which `source` is its state."""
+    candidates: list[int] = field(default_factory=list)
+    kept_from: int = 0
+    """Candidate j holds the state after `kept_from + j` tokens, for j < `kept`."""
+    kept: int = 0
+
+    def reading(self, start: int) -> int:
+        """The slot that holds the state after `start` tokens."""
+        return self.source if start == self.source_at else self.own
+
+    def rewind(self, num_tokens: int) -> None:
+        """Make the candidate after `num_tokens` tokens the request's own slot.
+
+        Raises:
+            StateError: no candidate was left there.
+        """
+        place = num_tokens - self.kept_from
+        if not 0 <= place < self.kept:
+            kept = f"{self.kept_from} to {self.kept_from + self.kept - 1}" if self.kept else "none"
+            raise StateError(
+                f"slot state cannot rewind to {num_tokens} tokens; candidates were left after: {kept}. "
+                "Submit the tokens that may be rejected as drafts of their step"
+            )
+        self.own, self.candidates[place] = self.candidates[place], self.own
+        self.kept = 0
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request's lengths and places."""
+
+    row: int
+    """In the block tables."""
+    first: list[int]
+    """By group: place of the first block held (0 unless a window has passed it)."""
+    end: list[int]
+    """By group: place behind the last block held."""
+    slots: dict[int, RequestSlots]
+    """By slot group."""
+    length: int = 0
+    """Tokens that have a place."""
+    submitted: int = 0
+    """Tokens of steps that have begun."""
+    committed: int = 0
+    """Tokens of steps that were collected; nothing rewinds behind them."""
+    snapshots: list[Holding] = field(default_factory=list)
+    """Asked for, and not complete yet."""
