@@ -1,7 +1,7 @@
 """One byte arena, lent out to groups in extents; the arithmetic of where a group's blocks lie in it.
 
-A block's address is `origin + id * block_bytes`: a view over all ids of a group is one strided tensor, bound once, while
-any extent can serve any group. Knows nothing of owners of blocks.
+A block's address is `origin + id * block_bytes`: a view over all ids of a group is one strided tensor, bound once,
+and any extent can serve any group. Knows nothing of owners of blocks.
 """
 
 from __future__ import annotations
@@ -173,5 +173,15 @@ class Arena:
             (self.plan.origin(spec.index) + state.offset) // size,
         )
 
-    def free_extents(self) -> tuple[int, ...]:
-        return tuple(self._free)
+    def fill(self, group: int, blocks: Sequence[int], byte: int) -> None:
+        """Overwrite blocks of a group."""
+        size, origin = self.plan.block_bytes[group], self.plan.origin(group)
+        for block in blocks:
+            self.buffer[origin + block * size : origin + (block + 1) * size].fill_(byte)
+
+    def fill_free(self, byte: int) -> None:
+        """Overwrite the extents that no group holds."""
+        size = self.plan.extent_bytes
+        for extent in self._free:
+            start = self.plan.reserved_bytes + extent * size
+            self.buffer[start : start + size].fill_(byte)

@@ -31,7 +31,7 @@ class PagedState(StateDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedState(StateDescriptor):
-    """One entry per `tokens_per_entry` tokens, written by the token that closes it; its open buffer is a `SlotState`."""
+    """One entry per `tokens_per_entry` tokens, written by the token that closes it; its buffer is a `SlotState`."""
 
     tokens_per_entry: int
     alignment: int = 1

@@ -1,4 +1,4 @@
-"""What is kept beyond the life of a request, as references to blocks and slots: snapshots (cached prefixes), transfers."""
+"""What is kept beyond the life of a request, as references to blocks and slots: cached prefixes and transfers."""
 
 from __future__ import annotations
 

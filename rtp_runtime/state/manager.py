@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 import torch
 
-from rtp_kernel.batch import GroupBatch, ModelState, StateView
+from rtp_kernel.batch import NULL_BLOCK, GroupBatch, ModelState, StateView
 from rtp_kernel.parallel import ParallelContext
 from rtp_runtime.errors import StateError
-from rtp_runtime.state.arena import Arena, plan_arena
+from rtp_runtime.state.arena import SCRATCH_SLOT, Arena, plan_arena
 from rtp_runtime.state.capacity import Capacity, GroupReport
 from rtp_runtime.state.descriptors import StateDescriptors
 from rtp_runtime.state.grouping import GroupSpec, group_states
@@ -25,7 +25,7 @@ from rtp_runtime.state.holding import Holding
 from rtp_runtime.state.inflight import StepsInFlight
 from rtp_runtime.state.layout import block_batch, slot_batch
 from rtp_runtime.state.pool import BlockPool, Reference
-from rtp_runtime.state.requests import RequestSlots, RequestState
+from rtp_runtime.state.requests import RequestState
 from rtp_runtime.state.tables import BlockTable, RequestId, StepLayout, StepRow
 
 POISON: Final = 0xFF
@@ -132,19 +132,17 @@ class StateManager:
 
     def can_grow(self, request: RequestId, num_tokens: int, drafts: int = 0) -> bool:
         """Whether `num_tokens` more tokens of the request, `drafts` of them drafts, can be given a place now."""
-        return self._available(self._needs(self._requests.get(request), num_tokens, drafts))
+        return self._available(self._needs(request, num_tokens, drafts))
 
     def grow(self, request: RequestId, num_tokens: int, drafts: int = 0) -> bool:
         """Give `num_tokens` more tokens of the request a place; a request not seen before is new.
 
         Returns False, and changes nothing, when there is no room.
         """
-        state = self._requests.get(request)
-        needs = self._needs(state, num_tokens, drafts)
+        needs = self._needs(request, num_tokens, drafts)
         if not self._available(needs):
             return False
-        if state is None:
-            state = self._add(request)
+        state = self._requests.get(request) or self._add(request)
         for pool, need in zip(self._pools, needs, strict=True):
             if need > 0:
                 self._grant(state, pool.group, pool.allocate(need))
@@ -160,15 +158,15 @@ class StateManager:
         """Rewind the request to its first `num_tokens` tokens: rejected drafts, or growth that is not used after all.
 
         Raises:
-            StateError: a state of the request cannot rewind so far.
+            StateError: a slot of the request has passed there and left no copy.
         """
         state = self._requests[request]
-        assert num_tokens <= state.length, f"request {request!r} has {state.length} tokens, fewer than {num_tokens}"
-        self._check_windows(state, num_tokens)
+        assert state.committed <= num_tokens <= state.length, (
+            f"{request!r} cannot rewind to {num_tokens} tokens: {state}"
+        )
         if num_tokens < state.submitted:
             for slots in state.slots.values():
-                if num_tokens != slots.source_at or state.committed > slots.source_at:
-                    slots.rewind(num_tokens)
+                slots.rewind(num_tokens)
             state.submitted = num_tokens
         for group, table in self._tables.items():
             end = -(-num_tokens // table.block_size)
@@ -230,6 +228,7 @@ class StateManager:
     def commit(self, request: RequestId, num_tokens: int) -> None:
         """The first `num_tokens` tokens of the request are computed, collected and final; unknown requests are ignored.
 
+        After a release the id stands for a new request, to which no result of an older step may be committed.
         Snapshots up to there are complete, and blocks that no later query can see are let go.
         """
         state = self._requests.get(request)
@@ -312,37 +311,24 @@ class StateManager:
     def poison(self, byte: int = POISON) -> None:
         """Overwrite all memory that nobody keeps, for tests: whoever reads it is found out. Only between steps."""
         assert len(self._steps) == 0, "a step is in flight"
-        plan = self.arena.plan
-        for extent in self.arena.free_extents():
-            start = plan.reserved_bytes + extent * plan.extent_bytes
-            self.arena.buffer[start : start + plan.extent_bytes].fill_(byte)
+        self.arena.fill_free(byte)
         for pool, spec in zip(self._pools, self.groups, strict=True):
-            reserved = [1] if spec.is_slot else [0]
-            for block in pool.free_blocks() + reserved:
-                start = plan.origin(pool.group) + block * spec.block_bytes
-                self.arena.buffer[start : start + spec.block_bytes].fill_(byte)
+            unowned = SCRATCH_SLOT if spec.is_slot else NULL_BLOCK
+            self.arena.fill(spec.index, [unowned, *pool.free_blocks()], byte)
 
     # Behind these.
 
     def _add(self, request: RequestId) -> RequestState:
         assert request not in self._requests, f"request {request!r} has state already"
         row = self._free_rows.pop() if self._free_rows else len(self._requests)
-        slots = {spec.index: RequestSlots() for spec in self.groups if spec.is_slot}
-        state = RequestState(row, [0] * len(self.groups), [0] * len(self.groups), slots)
+        state = RequestState.new(row, self.groups)
         self._requests[request] = state
         return state
 
-    def _needs(self, state: RequestState | None, num_tokens: int, drafts: int) -> list[int]:
+    def _needs(self, request: RequestId, num_tokens: int, drafts: int) -> list[int]:
         """Blocks and slots, by group, that the request lacks for `num_tokens` more tokens."""
-        length = num_tokens + (state.length if state else 0)
-        needs: list[int] = []
-        for spec in self.groups:
-            if spec.is_slot:
-                slots = state.slots[spec.index] if state else RequestSlots()
-                needs.append((slots.own == 0) + max(0, drafts - len(slots.candidates)))
-            else:
-                needs.append(max(0, -(-length // spec.block_size) - (state.end[spec.index] if state else 0)))
-        return needs
+        state = self._requests.get(request) or RequestState.new(-1, self.groups)
+        return [state.lacks(spec, state.length + num_tokens, drafts) for spec in self.groups]
 
     def _available(self, needs: Sequence[int]) -> bool:
         lacking = [max(0, need - pool.num_free) for need, pool in zip(needs, self._pools, strict=True)]
@@ -371,15 +357,6 @@ class StateManager:
                 if passed > first:
                     self._drop(spec.index, self._tables[spec.index].take(state.row, first, passed), Reference.REQUEST)
                     state.first[spec.index] = passed
-
-    def _check_windows(self, state: RequestState, num_tokens: int) -> None:
-        for spec in self.groups:
-            held = state.first[spec.index] * spec.block_size
-            if spec.window and max(0, num_tokens - spec.window + 1) < held:
-                raise StateError(
-                    f"window state cannot rewind to {num_tokens} tokens: entries before token {held} were let go; "
-                    f"rewind to {held + spec.window - 1} or more, or recompute the request"
-                )
 
     def _check_snapshot(self, request: RequestId, state: RequestState, num_tokens: int) -> None:
         unit = self.snapshot_unit

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rtp_kernel.batch import NULL_BLOCK
 from rtp_runtime.errors import StateError
+from rtp_runtime.state.grouping import GroupSpec
 from rtp_runtime.state.holding import Holding
 
 
@@ -29,11 +31,13 @@ class RequestSlots:
         return self.source if start == self.source_at else self.own
 
     def rewind(self, num_tokens: int) -> None:
-        """Make the candidate after `num_tokens` tokens the request's own slot.
+        """Make the candidate after `num_tokens` tokens the request's own slot; at `source_at` the source still serves.
 
         Raises:
             StateError: no candidate was left there.
         """
+        if num_tokens == self.source_at:
+            return
         place = num_tokens - self.kept_from
         if not 0 <= place < self.kept:
             kept = f"{self.kept_from} to {self.kept_from + self.kept - 1}" if self.kept else "none"
@@ -65,3 +69,16 @@ class RequestState:
     """Tokens of steps that were collected; nothing rewinds behind them."""
     snapshots: list[Holding] = field(default_factory=list)
     """Asked for, and not complete yet."""
+
+    @classmethod
+    def new(cls, row: int, groups: Sequence[GroupSpec]) -> RequestState:
+        """A request without tokens."""
+        slots = {spec.index: RequestSlots() for spec in groups if spec.is_slot}
+        return cls(row, [0] * len(groups), [0] * len(groups), slots)
+
+    def lacks(self, spec: GroupSpec, length: int, drafts: int) -> int:
+        """Blocks (slots) of a group that are missing for `length` tokens, the last `drafts` of them drafts."""
+        if not spec.is_slot:
+            return max(0, -(-length // spec.block_size) - self.end[spec.index])
+        slots = self.slots[spec.index]
+        return (slots.own == NULL_BLOCK) + max(0, drafts - len(slots.candidates))
