@@ -1,0 +1,72 @@
+"""Nothing of one request reaches another: with a predictable model results are bit-equal whatever the company."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from rtp_runtime.engine import SamplingParams
+
+PROMPTS = [
+    [random.Random(seed).randrange(32) for _ in range(length)]
+    for seed, length in enumerate((1, 2, 7, 16, 23, 4, 9, 33))
+]
+GREEDY = SamplingParams(max_tokens=12)
+SAMPLED = [SamplingParams(max_tokens=12, temperature=0.5 + 0.3 * place, seed=place, top_p=0.9) for place in range(8)]
+
+COMPANY = {
+    "together": {},
+    "two at a time": {"max_num_seqs": 2},
+    "chunks of 3": {"max_chunk_tokens": 3},
+    "one token at a time": {"max_chunk_tokens": 1},
+    "small budget": {"max_num_batched_tokens": 9, "max_num_seqs": 8},
+    "budget of decodes only": {"max_num_batched_tokens": 3, "max_num_seqs": 3},
+    "few blocks, chunks": {"num_blocks": 16, "max_chunk_tokens": 5},
+    "preempted often": {"preempt_every": 2},
+    "preempted, chunks": {"preempt_every": 3, "max_chunk_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("company", COMPANY, ids=str)
+def test_greedy(run: Any, fake: Any, company: str, depth: int) -> None:
+    outputs = run(PROMPTS, GREEDY, depth=depth, **COMPANY[company])
+    assert [output.token_ids for output in outputs] == [fake.greedy(prompt, 12) for prompt in PROMPTS]
+    assert {output.finish_reason for output in outputs} == {"length"}
+
+
+@pytest.fixture
+def alone(run: Any) -> list[list[int]]:
+    return [run([prompt], params)[0].token_ids for prompt, params in zip(PROMPTS, SAMPLED, strict=True)]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("company", COMPANY, ids=str)
+def test_sampled(run: Any, alone: list[list[int]], company: str, depth: int) -> None:
+    outputs = run(PROMPTS, SAMPLED, depth=depth, **COMPANY[company])
+    assert [output.token_ids for output in outputs] == alone
+
+
+def test_order(run: Any, alone: list[list[int]]) -> None:
+    outputs = run(PROMPTS[::-1], SAMPLED[::-1], num_blocks=20)
+    assert [output.token_ids for output in outputs[::-1]] == alone
+
+
+@pytest.mark.parametrize("company", COMPANY, ids=str)
+def test_logits(run: Any, fake: Any, company: str) -> None:
+    outputs = run(PROMPTS, SamplingParams(max_tokens=6), return_logits=True, **COMPANY[company])
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        ids = prompt + output.token_ids
+        expected = torch.stack([fake.expected(ids[:end]) for end in range(1, len(ids))])
+        assert torch.equal(output.logits, expected)
+
+
+def test_preemption_happened(run: Any, fake: Any) -> None:
+    run(PROMPTS, GREEDY)
+    undisturbed = sum(fake.num_tokens)
+    fake.num_tokens.clear()
+    run(PROMPTS, GREEDY, num_blocks=16)
+    assert sum(fake.num_tokens) > undisturbed
