@@ -6,19 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rtp_runtime.async_llm import AsyncLLM
     from rtp_runtime.engine.config import EngineConfig
-    from rtp_runtime.engine.request import SamplingParams
+    from rtp_runtime.engine.sampling_params import SamplingParams
     from rtp_runtime.errors import RtpError
     from rtp_runtime.hookspecs import hookimpl
-    from rtp_runtime.llm import LLM, AsyncLLM
+    from rtp_runtime.llm import LLM
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "rtp_runtime.llm",
-    "AsyncLLM": "rtp_runtime.llm",
+    "AsyncLLM": "rtp_runtime.async_llm",
     "EngineConfig": "rtp_runtime.engine.config",
-    "SamplingParams": "rtp_runtime.engine.request",
+    "SamplingParams": "rtp_runtime.engine.sampling_params",
     "RtpError": "rtp_runtime.errors",
     "hookimpl": "rtp_runtime.hookspecs",
 }
