@@ -33,6 +33,11 @@ Dim = int | Axis
 """An axis nobody splits (its size), or a named one."""
 
 
+def sizes(dims: Sequence[Dim]) -> tuple[int, ...]:
+    """Number of elements along each of `dims`."""
+    return tuple(dim.size if isinstance(dim, Axis) else dim for dim in dims)
+
+
 class Source:
     """Base of the operation tree. Leaves are `FromCheckpoint`; every other node moves the values of its parts."""
 

@@ -1,0 +1,86 @@
+"""What can be known of a checkpoint before a byte of weight is read: who serves it, and whether it holds what that needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rtp_runtime.errors import PluginError, RtpError, UnsupportedModelError
+from rtp_runtime.model.config import ModelConfig
+from rtp_runtime.model.registry import ModelDefinition, ModelImplementation
+from rtp_runtime.plugins import Plugins
+from rtp_runtime.state.descriptors import StateDescriptors
+from rtp_runtime.weights.descriptors import Layout, WeightDescriptors
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A config and the plugin's model that serves it, with both declarations made."""
+
+    config: ModelConfig
+    definition: ModelDefinition
+    implementation: ModelImplementation
+    weights: WeightDescriptors
+    states: StateDescriptors
+
+
+def find_served(config: ModelConfig, plugins: Plugins) -> Served:
+    """The model that serves `config`. Raises UnsupportedModelError, or PluginError for a broken declaration."""
+    definition = plugins.resolve(config.architecture)
+    implementation = definition.load()
+    _check_accepted(definition, implementation, config)
+    weights = _declared(definition, "weight_descriptors", implementation.weight_descriptors, WeightDescriptors, config)
+    states = _declared(definition, "state_descriptors", implementation.state_descriptors, StateDescriptors, config)
+    return Served(config, definition, implementation, _with_added_layouts(weights, config, plugins), states)
+
+
+def call_plugin(definition: ModelDefinition, what: str, function: Callable[..., T], *args: Any) -> T:
+    """Call code of the plugin; what it raises that is not an error of rtp becomes a PluginError that names it."""
+    try:
+        return function(*args)
+    except RtpError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{definition.target.origin}: {what} of {definition.architecture} failed: {type(error).__name__}: {error}. "
+            "Run with --debug to see where."
+        ) from error
+
+
+def _check_accepted(definition: ModelDefinition, implementation: ModelImplementation, config: ModelConfig) -> None:
+    if implementation.accepts is None:
+        return
+    answer = call_plugin(definition, "accepts", implementation.accepts, config)
+    if not getattr(answer, "ok", answer):
+        reasons = "; ".join(getattr(answer, "reasons", ())) or "it gives no reason"
+        raise UnsupportedModelError(
+            f"{config.path or config.architecture}: {definition.target.origin} provides {config.architecture} but "
+            f"declines this config: {reasons}."
+        )
+
+
+def _with_added_layouts(weights: WeightDescriptors, config: ModelConfig, plugins: Plugins) -> WeightDescriptors:
+    first, *others = weights.layouts
+    for extension in plugins.weights:
+        if extension.subject != config.architecture:
+            continue
+        added = extension.load()(config)
+        if not isinstance(added, WeightDescriptors):
+            raise PluginError(f"{extension.target.origin}: {extension.target} returned no WeightDescriptors.")
+        others.append(Layout(extension.name, added.layouts[0].descriptors))
+    return WeightDescriptors(*first.descriptors, name=first.name, others=others)
+
+
+def _declared(
+    definition: ModelDefinition, name: str, function: Callable[[Any], Any], kind: type[Any], config: Any
+) -> Any:
+    found = call_plugin(definition, name, function, config)
+    if not isinstance(found, kind):
+        raise PluginError(
+            f"{definition.target.origin}: {name} of {definition.architecture} returned {type(found).__name__}, "
+            f"not {kind.__name__}."
+        )
+    return found

@@ -1,0 +1,54 @@
+"""From what a user names (a directory, or an id on the hub) to a directory with a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rtp_runtime.errors import ModelError
+
+PATTERNS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "tokenizer*",
+    "*.model",
+    "vocab.txt",
+    "merges.txt",
+)
+"""What is downloaded: no pickles, no code."""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+
+def resolve_checkpoint(model: str | Path) -> Path:
+    """The directory of `model`, downloaded from the hub when it is an id ("owner/name", "owner/name@revision").
+
+    Raises ModelError when there is no such directory and no such id, or the hub cannot be reached.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{model}: is a file. Give the directory that holds config.json and the .safetensors files.")
+    if not isinstance(model, str) or not _HUB_ID.fullmatch(model) or model.startswith("."):
+        raise ModelError(
+            f"{model}: no such directory, and not an id on the hub (owner/name). Give a directory with config.json and "
+            ".safetensors files."
+        )
+    return _download(model)
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = model.partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(PATTERNS)))
+    except Exception as error:  # the hub client raises dozens of kinds, for network, rights and names alike
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"{model}: no such directory here, and the hub gave nothing ({type(error).__name__}: {reason}). Check the "
+            "spelling and the network, or download it elsewhere and give its directory."
+        ) from error

@@ -1,0 +1,128 @@
+"""From a checkpoint to a module that computes: resolve, audit, build on the meta device, load, prepare.
+
+Whatever can be refused is refused from the config and the headers, before memory is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rtp_kernel.components import prepare_components
+from rtp_kernel.registry import OpTable
+from rtp_runtime.errors import UsageError
+from rtp_runtime.model.assessment import find_served
+from rtp_runtime.model.building import bind_module, build_module, check_described, check_made, make_op_table, set_tensor
+from rtp_runtime.model.checkpoint import resolve_checkpoint
+from rtp_runtime.model.config import ModelConfig, load_config
+from rtp_runtime.model.dtypes import choose_dtype
+from rtp_runtime.model.registry import ModelDefinition
+from rtp_runtime.plugins import Plugins, load_plugins
+from rtp_runtime.state.descriptors import StateDescriptors
+from rtp_runtime.weights.audit import choose_layout
+from rtp_runtime.weights.dtypes import torch_dtype
+from rtp_runtime.weights.headers import Headers, read_headers
+from rtp_runtime.weights.loaded import LoadedWeights
+from rtp_runtime.weights.loader import Progress, allocate, load_weights, verify_ties
+from rtp_runtime.weights.plan import plan_load
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class LoadedModel:
+    """A model that is ready to compute, and all that is known about how it came to be."""
+
+    module: nn.Module
+    config: ModelConfig
+    definition: ModelDefinition
+    weights: LoadedWeights
+    states: StateDescriptors
+    dtype: torch.dtype
+    device: torch.device
+    ops: OpTable
+    fingerprint: str
+    """SHA-256 of the config and all headers."""
+    path: Path
+
+
+def load_model(
+    model: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    plugins: Plugins | None = None,
+    ops: OpTable | None = None,
+    deterministic: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a checkpoint (a directory, or a hub id) into the module that a plugin provides for its architecture.
+
+    `ops` decides which implementations components get; by default everything installed, with
+    `deterministic` only those whose rows do not depend on their company. `progress` is called with bytes
+    read and bytes in all. Raises ModelError (config, checkpoint, architecture), PluginError, KernelError, UsageError.
+    """
+    target = _device(device)
+    path = resolve_checkpoint(model)
+    config = load_config(path, trust_remote_code=trust_remote_code)
+    plugins = load_plugins() if plugins is None else plugins
+    served = find_served(config, plugins)
+    headers = read_headers(path)
+    headers.require_data()
+    dtype_name = choose_dtype(dtype, config, headers, target.type)
+    run_dtype = torch_dtype(dtype_name)
+    audit = choose_layout(served.weights, headers, dtype_name, config.tie_flags())
+    weights = LoadedWeights(headers, audit, plan_load(audit.layout, headers))
+    module = build_module(served.definition, served.implementation, config, run_dtype)
+    check_described(served.definition, module, audit.layout, dtype_name)
+    ops = make_op_table(plugins, target.type, run_dtype, deterministic=deterministic) if ops is None else ops
+    bind_module(served.definition, module, ops, target, run_dtype)
+    fill_module(module, weights, dtype_name, target, progress)
+    check_made(served.definition, module)
+    prepare_components(module)
+    return LoadedModel(
+        module.eval(),
+        config,
+        served.definition,
+        weights,
+        served.states,
+        run_dtype,
+        target,
+        ops,
+        fingerprint(config, headers),
+        path,
+    )
+
+
+def fill_module(
+    module: nn.Module, weights: LoadedWeights, model_dtype: str, device: torch.device, progress: Progress | None = None
+) -> None:
+    """Give a module on the meta device its parameters. Raises CheckpointError."""
+    layout = weights.layout
+    tensors: dict[str, Tensor] = {}
+    for parameter in layout.parameters:
+        dtype = torch_dtype(parameter.dtype_in(model_dtype))
+        tensors[parameter.name] = allocate(parameter.shape, dtype, device)
+    load_weights(layout, weights.plan, tensors, progress)
+    verify_ties(weights.audit.tied, weights.headers, tensors)
+    for name, tensor in tensors.items():
+        set_tensor(module, name, tensor)
+    for tie in layout.ties:
+        set_tensor(module, tie.parameter, tensors[tie.to])
+
+
+def fingerprint(config: ModelConfig, headers: Headers) -> str:
+    """SHA-256 of what decides the computation apart from the values: config and headers."""
+    canonical = json.dumps(config.raw, sort_keys=True)
+    return hashlib.sha256(f"{canonical}\n{headers.fingerprint()}".encode()).hexdigest()
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f'device {device!r} is not one: give "cpu" or "cuda".') from error

@@ -1,0 +1,49 @@
+"""The rotary parameters of a config, in whichever form it holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rtp_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rtp_kernel.components import RopeParameters
+
+
+def rope_parameters(config: Any, layer_type: str | None = None) -> RopeParameters:
+    """`config.rope_parameters` (of one layer type where they differ) as the kernel's `RopeParameters`.
+
+    Understands the nested form and the flat keys of older files. Raises ConfigError when the file itself holds no
+    theta, whatever default a library would put in, or when the type is unknown or lacks a number.
+    """
+    from rtp_kernel.components import RopeParameters
+
+    values = getattr(config, "rope_parameters", None)
+    if not isinstance(values, Mapping):
+        values = _flat(config)
+    if layer_type is not None and isinstance(values.get(layer_type), Mapping):
+        values = values[layer_type]
+    raw = getattr(config, "raw", None)
+    if raw is not None and not _has_theta(raw):
+        raise ConfigError(
+            f"{config.path or 'the config'}: holds no rope_theta, neither at its top nor in rope_parameters. It decides every "
+            'long-range position, so there is no default. Add for instance "rope_theta": 10000.0 if that is what it was trained with.'
+        )
+    try:
+        return RopeParameters.from_dict(values)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{getattr(config, 'path', None) or 'the config'}: {error}") from error
+
+
+def _flat(config: Any) -> dict[str, Any]:
+    scaling = getattr(config, "rope_scaling", None)
+    values = dict(scaling.items()) if isinstance(scaling, Mapping) else {}
+    theta = getattr(config, "rope_theta", None)
+    return values if theta is None else {**values, "rope_theta": theta}
+
+
+def _has_theta(part: Mapping[str, Any]) -> bool:
+    if isinstance(part.get("rope_theta"), (int, float)):
+        return True
+    return any(isinstance(value, Mapping) and _has_theta(value) for value in part.values())

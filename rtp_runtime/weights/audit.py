@@ -1,0 +1,196 @@
+"""Does a checkpoint hold exactly what a model's descriptors ask for? Answered from headers alone, before memory is taken."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rtp_runtime.errors import CheckpointError, PluginError
+from rtp_runtime.weights.descriptors import WeightDescriptors
+from rtp_runtime.weights.dtypes import may_load
+from rtp_runtime.weights.headers import Headers, TensorHeader
+from rtp_runtime.weights.operations import Slice, leaves
+from rtp_runtime.weights.regions import Region, uncovered
+from rtp_runtime.weights.resolve import ResolvedLayout, resolve
+
+MAX_SHOWN = 6
+"""Findings of a kind that a message spells out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One disagreement between a layout and a checkpoint."""
+
+    kind: str
+    """missing, unexpected, shape, dtype, unused or tied."""
+    tensor: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """A layout compared with a checkpoint."""
+
+    layout: ResolvedLayout
+    findings: tuple[Finding, ...]
+    skipped: Mapping[str, str]
+    """Tensors left out on purpose -> reason."""
+    tied: Mapping[str, str]
+    """Tensors that are present although their parameter is tied -> the parameter; compared while loading."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        return not self.findings
+
+    def report(self) -> str:
+        """The findings in words, at most a few of each kind."""
+        lines = []
+        for kind in dict.fromkeys(finding.kind for finding in self.findings):
+            same = [finding.message for finding in self.findings if finding.kind == kind]
+            lines += [f"  {kind}: {message}" for message in same[:MAX_SHOWN]]
+            if len(same) > MAX_SHOWN:
+                lines.append(f"  {kind}: … and {len(same) - MAX_SHOWN} more")
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def audit_layout(
+    layout: ResolvedLayout, headers: Headers, model_dtype: str, tie_flags: Mapping[str, bool] | None = None
+) -> Audit:
+    """Compare `layout` with what the files say they hold.
+
+    `tie_flags`: each place in the config that says whether the output head is tied, and what it says there.
+    """
+    wanted = _wanted(layout)
+    tied = {tie.parameter: tie.to for tie in layout.ties if tie.parameter in headers.tensors}
+    extra = [name for name in headers.tensors if name not in wanted and name not in tied]
+    skipped = {name: reason for name in extra if (reason := layout.skip_reason(name)) is not None}
+    unexpected = [name for name in extra if name not in skipped]
+    missing = [name for name in wanted if name not in headers.tensors]
+    findings = (
+        *_missing(missing, unexpected, wanted, headers),
+        *_unexpected(unexpected, missing, headers),
+        *_misfits(layout, headers, model_dtype),
+        *_tied(layout, headers),
+    )
+    return Audit(
+        layout, findings, skipped, tied, (*headers.notes, *_tie_notes(layout, headers, missing, tie_flags or {}))
+    )
+
+
+def choose_layout(
+    descriptors: WeightDescriptors, headers: Headers, model_dtype: str, tie_flags: Mapping[str, bool] | None = None
+) -> Audit:
+    """The audit of the one layout that is clean. Raises CheckpointError, showing each audit, for none or several."""
+    audits = [audit_layout(resolve(layout), headers, model_dtype, tie_flags) for layout in descriptors.layouts]
+    clean: list[Audit] = []
+    for audit in audits:
+        if audit.clean and not any(_same(audit, other) for other in clean):
+            clean.append(audit)
+    if len(clean) == 1:
+        return clean[0]
+    if clean:
+        names = ", ".join(repr(audit.layout.name) for audit in clean)
+        raise CheckpointError(
+            f"{headers.directory}: the layouts {names} all fit this checkpoint, and they differ. Their descriptors must "
+            "tell them apart (a Skip that is too wide?)."
+        )
+    audits.sort(key=lambda audit: len(audit.findings))
+    shown = "\n".join(f"layout {audit.layout.name!r}:\n{audit.report()}" for audit in audits)
+    raise CheckpointError(
+        f"{headers.directory}: the checkpoint is not what the model needs.\n{shown}\n"
+        "Download the files again if they are damaged; otherwise the config or the plugin is not made for this checkpoint."
+    )
+
+
+def _same(one: Audit, other: Audit) -> bool:
+    return one.layout.parameters == other.layout.parameters and one.layout.ties == other.layout.ties
+
+
+def _wanted(layout: ResolvedLayout) -> dict[str, tuple[int, ...]]:
+    wanted: dict[str, tuple[int, ...]] = {}
+    for parameter in layout.parameters:
+        for leaf in leaves(parameter.source):
+            if wanted.setdefault(leaf.name, leaf.shape) != leaf.shape:
+                raise PluginError(
+                    f"{leaf.name} is said to be {wanted[leaf.name]} and, for {parameter.name}, {leaf.shape}."
+                )
+    return wanted
+
+
+def _missing(
+    missing: list[str], unexpected: list[str], wanted: Mapping[str, tuple[int, ...]], headers: Headers
+) -> Iterator[Finding]:
+    for index, name in enumerate(missing):
+        shape = wanted[name]
+        hint = ""
+        if index < MAX_SHOWN:
+            same_shape = [other for other in unexpected if headers.tensors[other].shape == shape]
+            hint = _nearest(name, same_shape or unexpected, headers)
+        yield Finding("missing", name, f"{name} {list(shape)} is not in {headers.where()}{hint}")
+
+
+def _unexpected(unexpected: list[str], missing: list[str], headers: Headers) -> Iterator[Finding]:
+    for index, name in enumerate(unexpected):
+        hint = ""
+        if index < MAX_SHOWN and (close := difflib.get_close_matches(name, missing[:1000], n=1)):
+            hint = f"; perhaps it should be called {close[0]}"
+        yield Finding("unexpected", name, f"{name}, {headers.tensors[name].describe()}, is used by nothing{hint}")
+
+
+def _nearest(name: str, candidates: list[str], headers: Headers) -> str:
+    close = difflib.get_close_matches(name, candidates[:1000], n=1)
+    return f"; nearest there: {close[0]}, {headers.tensors[close[0]].describe()}" if close else ""
+
+
+def _misfits(layout: ResolvedLayout, headers: Headers, model_dtype: str) -> Iterator[Finding]:
+    regions: dict[str, list[Region]] = {}
+    seen: set[tuple[str, str]] = set()
+    for parameter in layout.parameters:
+        target = parameter.dtype_in(model_dtype)
+        for leaf in leaves(parameter.source):
+            header = headers.tensors.get(leaf.name)
+            if header is None:
+                continue
+            regions.setdefault(leaf.name, []).append(leaf.region)
+            if (leaf.name, target) not in seen:
+                seen.add((leaf.name, target))
+                yield from _misfit(leaf, header, target, parameter.name)
+    for name, used in regions.items():
+        header = headers.tensors[name]
+        if left := uncovered(header.shape, used):
+            yield Finding("unused", name, f"{left} elements of {name}, {header.describe()}, are used by nothing")
+
+
+def _misfit(leaf: Slice, header: TensorHeader, target: str, parameter: str) -> Iterator[Finding]:
+    if header.shape != leaf.shape:
+        yield Finding("shape", leaf.name, f"{leaf.name} is {header.describe()}; {parameter} needs {list(leaf.shape)}")
+    if not may_load(header.dtype, target):
+        yield Finding("dtype", leaf.name, f"{leaf.name} is {header.describe()}; {parameter} is held in {target}")
+
+
+def _tied(layout: ResolvedLayout, headers: Headers) -> Iterator[Finding]:
+    shapes = {parameter.name: parameter.shape for parameter in layout.parameters}
+    for tie in layout.ties:
+        header = headers.tensors.get(tie.parameter)
+        if header is not None and header.shape != shapes[tie.to]:
+            yield Finding(
+                "tied",
+                tie.parameter,
+                f"{tie.parameter}, {header.describe()}, cannot be tied to {tie.to} {list(shapes[tie.to])}",
+            )
+
+
+def _tie_notes(
+    layout: ResolvedLayout, headers: Headers, missing: Iterable[str], flags: Mapping[str, bool]
+) -> Iterator[str]:
+    said = ", ".join(f"{place} = {str(value).lower()}" for place, value in flags.items()) or "nowhere in the config"
+    for tie in layout.ties:
+        if tie.parameter in headers.tensors:
+            yield f"{tie.parameter} is tied ({said}) and present all the same; it must equal {tie.to}"
+    for name in missing:
+        if "head" in name:
+            yield f"{name} is missing: is the head tied? The config says: {said}"
+    if len(set(flags.values())) > 1:
+        yield f"the config contradicts itself: {said}"
