@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rtp_runtime.async_llm import AsyncLLM
     from rtp_runtime.engine.config import EngineConfig
+    from rtp_runtime.engine.outputs import RequestOutput
     from rtp_runtime.engine.sampling_params import SamplingParams
     from rtp_runtime.errors import RtpError
     from rtp_runtime.hookspecs import hookimpl
@@ -19,12 +20,22 @@ _HOMES = {
     "LLM": "rtp_runtime.llm",
     "AsyncLLM": "rtp_runtime.async_llm",
     "EngineConfig": "rtp_runtime.engine.config",
+    "RequestOutput": "rtp_runtime.engine.outputs",
     "SamplingParams": "rtp_runtime.engine.sampling_params",
     "RtpError": "rtp_runtime.errors",
     "hookimpl": "rtp_runtime.hookspecs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "EngineConfig", "RtpError", "SamplingParams", "__version__", "hookimpl"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "EngineConfig",
+    "RequestOutput",
+    "RtpError",
+    "SamplingParams",
+    "__version__",
+    "hookimpl",
+]
 
 
 def __getattr__(name: str) -> Any:
