@@ -5,7 +5,7 @@ Turns texts, messages and ids into engine requests and collects their outputs; a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +15,7 @@ from rtp_runtime.engine.sampling_params import SamplingParams
 from rtp_runtime.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from rtp_runtime.engine.engine import Engine
@@ -36,11 +37,11 @@ class LLM:
         self,
         model: str | Path,
         *,
-        dtype: Any = "auto",
-        device: str = "cpu",
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "cpu",
         plugins: Sequence[str] = (),
         trust_remote_code: bool = False,
-        progress: Any = None,
+        progress: Callable[[int, int], None] | None = None,
         **limits: Any,
     ) -> None:
         """
@@ -48,16 +49,19 @@ class LLM:
             model: a checkpoint directory or hub id.
             dtype: "auto" (the checkpoint's), or a torch dtype or its name.
             plugins: plugin modules to load besides those that are installed.
-            progress: called as the weights are loaded.
+            progress: called with the bytes of weights read, and those to be read, as they are loaded.
             limits: the fields of `EngineConfig`.
         """
+        from rtp_runtime.model import load_model
+        from rtp_runtime.plugins import load_plugins
+
         config = engine_config(limits)
-        loaded = load(
+        loaded = load_model(
             model,
-            config,
             dtype=dtype,
             device=device,
-            plugins=plugins,
+            plugins=load_plugins(plugins),
+            deterministic=config.deterministic,
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
@@ -193,7 +197,7 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, prompts: list[tuple[Sequence[int], Any]], params: list[SamplingParams]) -> list[RequestOutput]:
+    def _run(self, prompts: Sequence[tuple[Sequence[int], Any]], params: list[SamplingParams]) -> list[RequestOutput]:
         request_ids: list[str] = []
         try:
             for (ids, prompt), each in zip(prompts, params, strict=True):
@@ -270,18 +274,6 @@ def engine_config(limits: Mapping[str, Any]) -> EngineConfig:
                 f"{name!r} is no option of LLM: its options are model, dtype, device, plugins, {', '.join(known)}"
             )
     return EngineConfig(**limits)
-
-
-def load(
-    model: str | Path, config: EngineConfig, *, device: str, plugins: Sequence[str], **options: Any
-) -> LoadedModel:
-    """The model for an engine of this config."""
-    from rtp_runtime.model import load_model
-    from rtp_runtime.plugins import load_plugins
-
-    return load_model(
-        model, device=device, plugins=load_plugins(plugins), deterministic=config.deterministic, **options
-    )
 
 
 def prompt_list(prompts: Any) -> list[Any]:

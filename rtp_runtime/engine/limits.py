@@ -48,7 +48,7 @@ def _read(config: Any, key: str) -> Any:
     for part in (raw, raw.get("text_config") or {}):
         if part.get(key) is not None:
             return part[key]
-    hf = getattr(config, "hf", None)
+    hf: Any = config.hf
     text = hf.get_text_config() if hasattr(hf, "get_text_config") else hf
     return getattr(text, key, None)
 
