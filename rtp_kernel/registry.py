@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
@@ -241,18 +242,38 @@ def implementation_of(function: OpFunction) -> Any:
 
 def default_registry() -> OpRegistry:
     """The ops of this package with their references and the implementations that ship with it."""
-    ops = "rtp_kernel.ops"
-    return OpRegistry(
-        {
-            "linear": Reference(f"{ops}.linear:linear", row_independent=False),
-            "embedding": Reference(f"{ops}.embedding:embedding", row_independent=True),
-            "rms_norm": Reference(f"{ops}.norm:rms_norm", row_independent=True),
-            "layer_norm": Reference(f"{ops}.norm:layer_norm", row_independent=True),
-            "rotary": Reference(f"{ops}.rotary:rotary", row_independent=True),
-            "gated_activation": Reference(f"{ops}.activation:gated_activation", row_independent=True),
-            "write_kv": Reference(f"{ops}.attention:write_kv", row_independent=True),
-            "paged_attention": Reference(f"{ops}.attention:paged_attention", row_independent=False),
-            "route": Reference(f"{ops}.moe:route", row_independent=True),
-            "experts": Reference(f"{ops}.moe:experts", row_independent=False),
-        }
+    registry = OpRegistry(
+        {op: Reference(f"rtp_kernel.ops.{target}", rows) for op, (target, rows) in _REFERENCES.items()}
     )
+    for op, targets in _BACKENDS.items():
+        for target in targets:
+            registry.add(op, f"rtp_kernel.backends.{target}")
+    return registry
+
+
+_REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
+    {
+        "linear": ("linear:linear", False),
+        "embedding": ("embedding:embedding", True),
+        "rms_norm": ("norm:rms_norm", True),
+        "layer_norm": ("norm:layer_norm", True),
+        "rotary": ("rotary:rotary", True),
+        "gated_activation": ("activation:gated_activation", True),
+        "write_kv": ("attention:write_kv", True),
+        "paged_attention": ("attention:paged_attention", False),
+        "route": ("moe:route", True),
+        "experts": ("moe:experts", False),
+    }
+)
+"""op -> its reference, and whether that is row-independent."""
+
+_BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "linear": ("cpu.linear:WidenedLinear", "cpu.linear:PackedLinear"),
+        "rms_norm": ("cpu.elementwise:RmsNorm",),
+        "rotary": ("cpu.elementwise:RotaryHalf",),
+        "write_kv": ("cpu.attention:WriteKv",),
+        "paged_attention": ("cpu.attention:PrefillAttention", "cpu.attention:DecodeAttention"),
+    }
+)
+"""op -> implementations, the one to ask first last."""
