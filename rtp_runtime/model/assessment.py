@@ -1,4 +1,4 @@
-"""What can be known of a checkpoint before a byte of weight is read: who serves it, and whether it holds what that needs."""
+"""Who serves a config, and what that model declares: known before anything is built or a header is read."""
 
 from __future__ import annotations
 

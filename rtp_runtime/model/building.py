@@ -112,8 +112,8 @@ def check_made(definition: ModelDefinition, module: nn.Module) -> None:
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
             raise PluginError(
-                f"{definition.target.origin}: the buffer {name} of {definition.architecture} is neither in the checkpoint nor "
-                "made by a component's bind(). Make it there, on the binding's device."
+                f"{definition.target.origin}: the buffer {name} of {definition.architecture} is neither in the "
+                "checkpoint nor made by a component's bind(). Make it there, on the binding's device."
             )
 
 

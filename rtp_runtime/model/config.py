@@ -5,6 +5,7 @@ No code of a checkpoint is executed unless `trust_remote_code` says so.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ class ModelConfig:
 
     @property
     def hf(self) -> Any:
-        """transformers' config object, or a read-only view of the JSON when transformers does not know the model type."""
+        """transformers' config object; a read-only view of the JSON when transformers does not know the model type."""
         if self._hf is None:
             self._hf = _hf_config(self.raw, self.path, self._trust)
         return self._hf
@@ -103,7 +104,7 @@ def _hf_config(raw: Mapping[str, Any], path: Path | None, trust_remote_code: boo
     model_type = raw.get("model_type")
     try:
         if model_type in CONFIG_MAPPING_NAMES:
-            return CONFIG_MAPPING[model_type].from_dict(dict(raw))
+            return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(raw)))
         if trust_remote_code and "auto_map" in raw and path is not None:
             from transformers import AutoConfig
 

@@ -78,7 +78,7 @@ class ModelRegistry:
         provides it too and shall give way. Raises PluginError for a string that names nothing, or a second claim.
         """
         if not isinstance(architecture, str) or not architecture.isidentifier():
-            raise PluginError(f'{architecture!r} is not the name of an architecture, such as "Qwen3ForCausalLM".')
+            raise PluginError(f'{architecture!r} is not the name of an architecture, such as "LlamaForCausalLM".')
         if architecture in self._definitions:
             raise PluginError(f"{architecture} is added twice by this plugin. Keep one.")
         self._definitions[architecture] = ModelDefinition(

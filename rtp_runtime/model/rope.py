@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from rtp_runtime.errors import ConfigError
@@ -27,11 +28,13 @@ def rope_parameters(config: Any, layer_type: str | None = None) -> RopeParameter
     raw = getattr(config, "raw", None)
     if raw is not None and not _has_theta(raw):
         raise ConfigError(
-            f"{config.path or 'the config'}: holds no rope_theta, neither at its top nor in rope_parameters. It decides every "
-            'long-range position, so there is no default. Add for instance "rope_theta": 10000.0 if that is what it was trained with.'
+            f"{config.path or 'the config'}: holds no rope_theta, neither at its top nor in rope_parameters. It decides "
+            'every position, so there is no default. Add what the model was trained with: "rope_theta": 10000.0, say.'
         )
     try:
-        return RopeParameters.from_dict(values)
+        # Only what the table reads counts as read; a plugin that looks at partial_rotary_factor reads that itself.
+        known = {"rope_theta", "theta", "rope_type", "type", *(spec.name for spec in fields(RopeParameters))}
+        return RopeParameters.from_dict({key: values[key] for key in values if key in known})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{getattr(config, 'path', None) or 'the config'}: {error}") from error
 

@@ -75,14 +75,24 @@ class TrackedDict(dict[str, Any]):
     def __getitem__(self, key: str) -> Any:
         return self._wrap(key, super().__getitem__(key))
 
+    def __iter__(self) -> Iterator[str]:
+        # Without an iterator of its own, dict(config.rope_parameters) would copy past __getitem__.
+        return iter(super().keys())
+
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def items(self) -> Any:
         return {key: self[key] for key in self}.items()
 
     def values(self) -> Any:
         return {key: self[key] for key in self}.values()
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
 
     def _wrap(self, key: str, value: Any) -> Any:
         path = (*self._path, key)

@@ -1,4 +1,4 @@
-"""Does a checkpoint hold exactly what a model's descriptors ask for? Answered from headers alone, before memory is taken."""
+"""Whether a checkpoint holds exactly what a model's descriptors ask for, from headers alone, before memory is taken."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def choose_layout(
     if clean:
         names = ", ".join(repr(audit.layout.name) for audit in clean)
         raise CheckpointError(
-            f"{headers.directory}: the layouts {names} all fit this checkpoint, and they differ. Their descriptors must "
-            "tell them apart (a Skip that is too wide?)."
+            f"{headers.directory}: the layouts {names} all fit this checkpoint, and they differ. Their descriptors "
+            "must tell them apart (a Skip that is too wide?)."
         )
     audits.sort(key=lambda audit: len(audit.findings))
     shown = "\n".join(f"layout {audit.layout.name!r}:\n{audit.report()}" for audit in audits)
     raise CheckpointError(
         f"{headers.directory}: the checkpoint is not what the model needs.\n{shown}\n"
-        "Download the files again if they are damaged; otherwise the config or the plugin is not made for this checkpoint."
+        "If the files are damaged, download them again; if not, the config or the plugin is not made for them."
     )
 
 

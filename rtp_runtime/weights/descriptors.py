@@ -124,7 +124,7 @@ class Tie:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Checkpoint tensors that are left out on purpose. `pattern` is a regular expression that must match the whole name."""
+    """Checkpoint tensors that are left out on purpose; `pattern`, a regular expression, must match the whole name."""
 
     pattern: str
     reason: str

@@ -94,8 +94,8 @@ class Headers:
                 continue
             cut = next(tensor for tensor in file.tensors if tensor.stop > file.size)
             raise CheckpointError(
-                f"{file.path}: truncated. {cut.name} needs bytes {cut.start} to {cut.stop}, the file has {file.size} of "
-                f"{file.data_end}. Copy or download this file again."
+                f"{file.path}: truncated. {cut.name} needs bytes {cut.start} to {cut.stop}, the file has {file.size} "
+                f"of {file.data_end}. Copy or download this file again."
             )
 
 
@@ -195,17 +195,23 @@ def _check_offsets(tensors: list[TensorHeader], path: Path, base: int) -> int:
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        weight_map = index["weight_map"]
-        assert isinstance(weight_map, dict)
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AssertionError) as error:
-        raise CheckpointError(f'{path}: not an index of shards: {{"weight_map": {{name: file}}}} expected.') from error
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
+        raise _not_an_index(path) from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise _not_an_index(path)
     for tensor, file in weight_map.items():
         if not _is_plain_file_name(file):
             raise CheckpointError(
                 f"{path}: {tensor!r} is said to lie in {file!r}. A shard is a .safetensors file beside the index."
             )
     return weight_map
+
+
+def _not_an_index(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f'{path}: not an index of shards, which holds {{"weight_map": {{name: file, …}}}}. Download it again.'
+    )
 
 
 def _is_plain_file_name(name: Any) -> bool:
@@ -247,8 +253,8 @@ def _no_safetensors(directory: Path) -> CheckpointError:
     )
     if pickles:
         return CheckpointError(
-            f"{directory}: holds {pickles[0]}, a pickle, and no safetensors. Reading a pickle can run any program, so rtp "
-            f"does not. {convert}"
+            f"{directory}: holds {pickles[0]}, a pickle, and no safetensors. Reading a pickle can run any program, so "
+            f"rtp does not. {convert}"
         )
     if gguf:
         return CheckpointError(f"{directory}: holds {gguf[0]} and no safetensors; rtp does not read GGUF. {convert}")

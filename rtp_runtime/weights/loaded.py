@@ -1,4 +1,4 @@
-"""What is known of a loaded model's weights: the headers, the audit that chose the layout, and the plan that was read."""
+"""What is known of a model's weights: the headers, the audit that chose the layout, and the plan that is read."""
 
 from __future__ import annotations
 

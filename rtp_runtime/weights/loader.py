@@ -83,8 +83,8 @@ def verify_ties(tied: Mapping[str, str], headers: Headers, parameters: Mapping[s
             held = parameters[target][piece.first : piece.last]
             if not torch.equal(piece.data.to(held), held):
                 raise CheckpointError(
-                    f"{name} in {tensor.file.name} differs from {target}, to which the model ties it. If the head is its own, "
-                    "the config must say tie_word_embeddings = false."
+                    f"{name} in {tensor.file.name} differs from {target}, to which the model ties it. If the head "
+                    "is its own, the config must say tie_word_embeddings = false."
                 )
 
 
@@ -165,14 +165,14 @@ def _row_ranges(read: Read) -> Iterator[tuple[int, int]]:
 def _fill(descriptor: int, read: Read, first: int, last: int, buffer: Tensor) -> Piece:
     length = (last - first) * read.row_bytes
     offset = read.tensor.start + first * read.row_bytes
-    target = memoryview(buffer.numpy())[:length]
+    target = buffer.numpy().data[:length]
     filled = 0
     while filled < length:
         count = os.preadv(descriptor, [target[filled:]], offset + filled)
         if count == 0:
             raise CheckpointError(
-                f"{read.tensor.file}: ends within {read.tensor.name}, at byte {offset + filled}. Was it changed meanwhile? "
-                "Copy or download this file again."
+                f"{read.tensor.file}: ends within {read.tensor.name}, at byte {offset + filled}. Was it changed "
+                "meanwhile? Copy or download this file again."
             )
         filled += count
     rows = buffer[:length].view(torch_dtype(read.tensor.dtype)).view(last - first, *read.tensor.shape[1:])

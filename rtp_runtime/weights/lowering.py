@@ -27,7 +27,7 @@ from rtp_runtime.weights.operations import Slice, cut, named, shape
 from rtp_runtime.weights.regions import full, replaced
 
 Units = Mapping[str, Sequence[int]]
-"""Axis name -> the units that a rank holds, in order; an axis that is not there is whole. A unit may have many places."""
+"""Axis name -> the units that a rank holds, in order and perhaps repeated; an axis that is not there is whole."""
 
 
 def share(axis: Axis, rank: int, size: int) -> range:

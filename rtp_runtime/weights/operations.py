@@ -1,7 +1,7 @@
-"""The operations of weight descriptors: shape and dtype, apply, invert, and the inputs that a slice of the output needs.
+"""The operations of weight descriptors: output shape and dtype, apply, invert, and what a slice of the output needs.
 
-`lower` writes out names, stacks and shards; what is left are `Slice` leaves under `Concat`, `Permute` and `Reshape`. The
-loader, the plan, the export and the checker all walk that one tree, so that they cannot disagree about a layout.
+`lower` writes out names, stacks and shards; what is left are `Slice` leaves under `Concat`, `Permute` and `Reshape`.
+The loader, the plan, the export and the checker all walk that one tree, so that they cannot disagree about a layout.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def apply(source: Source, tensors: Mapping[str, Tensor], fields: Mapping[str, in
         case Permute(part=part, order=order):
             return apply(part, tensors, fields).permute(order)
         case Interleave(part=part, groups=groups, dim=dim):
-            runs = apply(part, tensors, fields).unflatten(dim, (groups, -1))
+            inner = apply(part, tensors, fields)
+            runs = inner.reshape(*inner.shape[:dim], groups, -1, *inner.shape[dim + 1 :])
             return runs.transpose(dim, dim + 1).flatten(dim, dim + 1)
         case Reshape(part=part, dims=dims):
             return apply(part, tensors, fields).reshape(sizes(dims))
@@ -112,9 +113,11 @@ def invert(source: Source, tensor: Tensor) -> Iterator[tuple[Slice, Tensor]]:
         case Slice():
             yield source, tensor
         case Concat(parts=parts, dim=dim):
-            views = tensor.split([shape(part)[dim] for part in parts], dim)
-            for part, view in zip(parts, views, strict=True):
-                yield from invert(part, view)
+            start = 0
+            for part in parts:
+                size = shape(part)[dim]
+                yield from invert(part, tensor.narrow(dim, start, size))
+                start += size
         case Permute(part=part, order=order):
             back = sorted(range(len(order)), key=order.__getitem__)
             yield from invert(part, tensor.permute(back))

@@ -44,7 +44,7 @@ def map_region(outer: Sequence[int], inner: Sequence[int], region: Region) -> Re
 
 
 def aligned_groups(outer: Sequence[int], inner: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Shortest runs of axes of both shapes that hold the same number of elements: ((from, to) outer, (from, to) inner)."""
+    """The shortest runs of axes, (from, to) outer and (from, to) inner, that hold the same number of elements."""
     groups: list[tuple[tuple[int, int], tuple[int, int]]] = []
     o = i = 0
     while o < len(outer) or i < len(inner):

@@ -51,7 +51,7 @@ class ResolvedLayout:
 
 
 def resolve(layout: Layout, units: Units | None = None) -> ResolvedLayout:
-    """Write out a layout for a rank that holds `units`. Raises PluginError for descriptors that contradict each other."""
+    """Write out a layout for a rank that holds `units`. Raises PluginError for descriptors that contradict others."""
     parameters: dict[str, Parameter] = {}
     ties, skips = [], []
     for descriptor in layout.descriptors:
