@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rtp_runtime.errors import ModelError
@@ -22,8 +23,10 @@ PATTERNS = (
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
-def resolve_checkpoint(model: str | Path) -> Path:
+def resolve_checkpoint(model: str | Path, patterns: Sequence[str] = PATTERNS) -> Path:
     """The directory of `model`, downloaded from the hub when it is an id ("owner/name", "owner/name@revision").
+
+    Of a hub id, only files that match one of `patterns` are downloaded.
 
     Raises ModelError when there is no such directory and no such id, or the hub cannot be reached.
     """
@@ -37,15 +40,15 @@ def resolve_checkpoint(model: str | Path) -> Path:
             f"{model}: no such directory, and not an id on the hub (owner/name). Give a directory with config.json and "
             ".safetensors files."
         )
-    return _download(model)
+    return _download(model, patterns)
 
 
-def _download(model: str) -> Path:
+def _download(model: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     name, _, revision = model.partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(PATTERNS)))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client raises dozens of kinds, for network, rights and names alike
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
