@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from rtp_runtime import hookimpl
 
 if TYPE_CHECKING:
-    from rtp_runtime.model.registry import ModelRegistry
+    from rtp_runtime.plugins import ModelRegistry
 
 RTP_API = "0.1"
 
 
 @hookimpl
 def rtp_register_models(models: ModelRegistry) -> None:
-    """Add the architectures of this package."""
+    models.add("Qwen2ForCausalLM", "rtp_plugin_qwen.qwen2")
