@@ -15,3 +15,4 @@ RTP_API = "0.1"
 @hookimpl
 def rtp_register_models(models: ModelRegistry) -> None:
     models.add("Qwen2ForCausalLM", "rtp_plugin_qwen.qwen2")
+    models.add("Qwen3ForCausalLM", "rtp_plugin_qwen.qwen3")
