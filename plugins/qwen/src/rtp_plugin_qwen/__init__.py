@@ -16,3 +16,4 @@ RTP_API = "0.1"
 def rtp_register_models(models: ModelRegistry) -> None:
     models.add("Qwen2ForCausalLM", "rtp_plugin_qwen.qwen2")
     models.add("Qwen3ForCausalLM", "rtp_plugin_qwen.qwen3")
+    models.add("Qwen2MoeForCausalLM", "rtp_plugin_qwen.qwen2_moe")

@@ -1,0 +1,139 @@
+"""Qwen1.5-MoE and Qwen2-57B (`Qwen2MoeForCausalLM`); reads beside transformers' modeling_qwen2_moe.py.
+
+Qwen2 with routed experts and a shared expert behind a sigmoid gate on the layers that are not dense.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from rtp_kernel.components import Experts, GatedMLP, Linear, TopKRouter
+from rtp_runtime.weights import (
+    Axis,
+    Concat,
+    Descriptor,
+    FromCheckpoint,
+    Layout,
+    Stack,
+    Weight,
+    WeightDescriptors,
+)
+
+from .qwen2 import (
+    LAYER,
+    Qwen2Attention,
+    Qwen2DecoderLayer,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+    attention_weights,
+    mlp_weights,
+    outer_weights,
+    state_descriptors,
+)
+
+__all__ = ["Qwen2MoeForCausalLM", "state_descriptors", "weight_descriptors"]
+
+
+class Qwen2MoeAttention(Qwen2Attention):
+    @staticmethod
+    def biases(config: Any) -> tuple[bool, bool]:
+        return config.qkv_bias, False
+
+
+class Qwen2MoeSparseMoeBlock(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        hidden, act = config.hidden_size, config.hidden_act
+        self.gate = TopKRouter(
+            hidden, config.num_experts, config.num_experts_per_tok, score="softmax", renormalize=config.norm_topk_prob
+        )
+        self.experts = Experts(config.num_experts, hidden, config.moe_intermediate_size, act)
+        self.shared_expert = GatedMLP(hidden, config.shared_expert_intermediate_size, act)
+        self.shared_expert_gate = Linear(hidden, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weights, ids = self.gate(hidden)  # [tokens, experts per token]
+        shared = self.shared_expert_gate(hidden).sigmoid() * self.shared_expert(hidden)
+        output: Tensor = self.experts(hidden, weights, ids) + shared
+        return output
+
+
+def is_sparse(config: Any, layer: int) -> bool:
+    """Whether the layer routes to experts; the others have one dense MLP."""
+    step: int = config.decoder_sparse_step
+    return layer not in config.mlp_only_layers and config.num_experts > 0 and (layer + 1) % step == 0
+
+
+class Qwen2MoeDecoderLayer(Qwen2DecoderLayer):
+    attention = Qwen2MoeAttention
+
+    @staticmethod
+    def make_mlp(config: Any, layer: int) -> nn.Module:
+        if is_sparse(config, layer):
+            return Qwen2MoeSparseMoeBlock(config)
+        return GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
+
+
+class Qwen2MoeModel(Qwen2Model):
+    decoder_layer = Qwen2MoeDecoderLayer
+
+
+class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
+    model_class = Qwen2MoeModel
+
+
+def hub_expert_weights(config: Any, sparse: dict[str, list[int]]) -> list[Descriptor]:
+    """One tensor per expert and projection, as on the hub."""
+    hidden, experts = config.hidden_size, Axis("experts", config.num_experts)
+    intermediate = Axis("intermediate", config.moe_intermediate_size)
+    prefix = LAYER + "mlp.experts."
+    gate, up = (
+        FromCheckpoint(f"{prefix}{{expert}}.{name}.weight", (intermediate, hidden)) for name in ("gate_proj", "up_proj")
+    )
+    down = FromCheckpoint(prefix + "{expert}.down_proj.weight", (hidden, intermediate))
+    return [
+        Weight(parameter=prefix + "gate_up_proj", source=Stack(Concat((gate, up)), "expert", experts), over=sparse),
+        Weight(parameter=prefix + "down_proj", source=Stack(down, "expert", experts), over=sparse),
+    ]
+
+
+def fused_expert_weights(config: Any, sparse: dict[str, list[int]]) -> list[Descriptor]:
+    """The stacked tensors that transformers holds in memory: gate first, then up."""
+    hidden, experts = config.hidden_size, Axis("experts", config.num_experts)
+    intermediate = Axis("intermediate", config.moe_intermediate_size)
+    prefix = LAYER + "mlp.experts."
+    gate_up = FromCheckpoint(prefix + "gate_up_proj", (experts, 2 * intermediate.size, hidden))
+    down = FromCheckpoint(prefix + "down_proj", (experts, hidden, intermediate))
+    return [
+        Weight(parameter=prefix + "gate_up_proj", source=gate_up, over=sparse),
+        Weight(parameter=prefix + "down_proj", source=down, over=sparse),
+    ]
+
+
+def moe_weight_descriptors(config: Any, common: list[Descriptor]) -> WeightDescriptors:
+    """`common` with dense MLPs, routers and experts, for per-expert tensors and for stacked ones."""
+    layers = range(config.num_hidden_layers)
+    sparse = {"layer": [layer for layer in layers if is_sparse(config, layer)]}
+    dense = {"layer": [layer for layer in layers if not is_sparse(config, layer)]}
+    gate = LAYER + "mlp.gate.weight"
+    router = Weight(parameter=gate, source=FromCheckpoint(gate, (config.num_experts, config.hidden_size)), over=sparse)
+    common = [*common, *mlp_weights(LAYER + "mlp.", config.hidden_size, config.intermediate_size, dense), router]
+    fused = Layout("fused experts", (*common, *fused_expert_weights(config, sparse)))
+    return WeightDescriptors(*common, *hub_expert_weights(config, sparse), others=[fused])
+
+
+def shared_expert_weights(config: Any) -> list[Descriptor]:
+    sparse = {"layer": [layer for layer in range(config.num_hidden_layers) if is_sparse(config, layer)]}
+    gate = LAYER + "mlp.shared_expert_gate.weight"
+    prefix = LAYER + "mlp.shared_expert."
+    return [
+        *mlp_weights(prefix, config.hidden_size, config.shared_expert_intermediate_size, sparse),
+        Weight(parameter=gate, source=FromCheckpoint(gate, (1, config.hidden_size)), over=sparse),
+    ]
+
+
+def weight_descriptors(config: Any) -> WeightDescriptors:
+    common = [*outer_weights(config), *attention_weights(config, qkv_bias=config.qkv_bias)]
+    return moe_weight_descriptors(config, [*common, *shared_expert_weights(config)])
