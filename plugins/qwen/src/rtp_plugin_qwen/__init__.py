@@ -17,3 +17,4 @@ def rtp_register_models(models: ModelRegistry) -> None:
     models.add("Qwen2ForCausalLM", "rtp_plugin_qwen.qwen2")
     models.add("Qwen3ForCausalLM", "rtp_plugin_qwen.qwen3")
     models.add("Qwen2MoeForCausalLM", "rtp_plugin_qwen.qwen2_moe")
+    models.add("Qwen3MoeForCausalLM", "rtp_plugin_qwen.qwen3_moe")

@@ -1,0 +1,72 @@
+"""Qwen3-MoE (`Qwen3MoeForCausalLM`); reads beside transformers' modeling_qwen3_moe.py.
+
+Qwen3's attention over Qwen2-MoE's routed experts, without a shared expert. A window, where set, holds for every layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from rtp_kernel.components import Experts, GatedMLP, TopKRouter
+from rtp_runtime.state import StateDescriptors
+from rtp_runtime.weights import WeightDescriptors
+
+from .qwen2 import Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2Model, attention_weights, kv_state, outer_weights
+from .qwen2_moe import is_sparse, moe_weight_descriptors
+from .qwen3 import Qwen3Attention, qk_norm_weights
+
+__all__ = ["Qwen3MoeForCausalLM", "state_descriptors", "weight_descriptors"]
+
+
+class Qwen3MoeAttention(Qwen3Attention):
+    @staticmethod
+    def window(config: Any, layer: int) -> int | None:
+        window: int | None = config.sliding_window
+        return window
+
+
+class Qwen3MoeSparseMoeBlock(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.gate = TopKRouter(
+            config.hidden_size,
+            config.num_experts,
+            config.num_experts_per_tok,
+            score="softmax",
+            renormalize=config.norm_topk_prob,
+        )
+        self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size, config.hidden_act)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weights, ids = self.gate(hidden)  # [tokens, experts per token]
+        output: Tensor = self.experts(hidden, weights, ids)
+        return output
+
+
+class Qwen3MoeDecoderLayer(Qwen2DecoderLayer):
+    attention = Qwen3MoeAttention
+
+    @staticmethod
+    def make_mlp(config: Any, layer: int) -> nn.Module:
+        if is_sparse(config, layer):
+            return Qwen3MoeSparseMoeBlock(config)
+        return GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
+
+
+class Qwen3MoeModel(Qwen2Model):
+    decoder_layer = Qwen3MoeDecoderLayer
+
+
+class Qwen3MoeForCausalLM(Qwen2ForCausalLM):
+    model_class = Qwen3MoeModel
+
+
+def weight_descriptors(config: Any) -> WeightDescriptors:
+    common = attention_weights(config, qkv_bias=config.attention_bias, output_bias=config.attention_bias)
+    return moe_weight_descriptors(config, [*outer_weights(config), *common, *qk_norm_weights(config)])
+
+
+def state_descriptors(config: Any) -> StateDescriptors:
+    return StateDescriptors([{"kv": kv_state(config, config.sliding_window)} for _ in range(config.num_hidden_layers)])
