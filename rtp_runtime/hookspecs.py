@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from rtp_runtime.model.registry import ModelRegistry
-    from rtp_runtime.plugins.registries import CommandRegistry, ExtensionRegistry, OpRegistrations
+    from rtp_runtime.plugins import CommandRegistry, ExtensionRegistry, ModelRegistry, OpRegistrations
 
 PROJECT = "rtp"
 ENTRY_POINT_GROUP = "rtp.plugins"
