@@ -102,7 +102,7 @@ class Capacity:
         )
         total = self.plan.num_extents * self.plan.extent_bytes
         return (
-            f"{num_tokens} tokens take {_mib(takes)} of state ({parts}) and there are {_mib(total)}, "
+            f"{num_tokens} tokens take {_size(takes)} of state ({parts}) and there are {_size(total)}, "
             f"enough for {self.max_tokens()} tokens of one request"
         )
 
@@ -131,5 +131,5 @@ def _window_blocks(spec: GroupSpec, span: int) -> int:
     return -(-(spec.window + span) // spec.block_size) + 1
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.2f} MiB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.1f} KiB"

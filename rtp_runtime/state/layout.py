@@ -53,7 +53,7 @@ def slot_batch(
         kept_from = row.start + row.num_tokens - row.drafts
         copies += [(before_first + kept_from + j, slots.candidates[j]) for j in range(row.drafts)]
         for holding in state.snapshots:
-            if row.start < holding.num_tokens <= row.start + row.num_tokens:
+            if row.start < holding.num_tokens <= row.start + row.num_tokens and not holding.released:
                 copies.append((before_first + holding.num_tokens, holding.slots[spec.index]))
     snapshots = np.array(copies, np.int64).reshape(-1, 2)
     return GroupBatch(read=_tensor(read, device), write=_tensor(write, device), snapshots=_tensor(snapshots, device))

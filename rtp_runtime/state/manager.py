@@ -69,6 +69,8 @@ class StateManager:
         parallel: ParallelContext | None = None,
         order: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        if (num_blocks is None) == (memory is None):
+            raise StateError(f"num_blocks is {num_blocks} and memory is {memory}; give either num_blocks or memory")
         dtype = str(cache_dtype).removeprefix("torch.")
         self.groups: tuple[GroupSpec, ...] = group_states(
             descriptors, cache_dtype=dtype, block_size=block_size, parallel=parallel, order=order
@@ -121,7 +123,7 @@ class StateManager:
     @property
     def snapshot_unit(self) -> int:
         """Snapshots are taken after multiples of so many tokens: where blocks of all groups end."""
-        return lcm(*(spec.block_size for spec in self.groups if not spec.is_slot))
+        return lcm(*(table.block_size for table in self._tables.values()))
 
     @property
     def num_waiting(self) -> int:
@@ -143,9 +145,9 @@ class StateManager:
         if not self._available(needs):
             return False
         state = self._requests.get(request) or self._add(request)
-        for pool, need in zip(self._pools, needs, strict=True):
-            if need > 0:
-                self._grant(state, pool.group, pool.allocate(need))
+        for group, need in enumerate(needs):
+            if need:
+                self._grant(state, group, self._pools[group].allocate(need))
         state.length += num_tokens
         return True
 
@@ -238,8 +240,7 @@ class StateManager:
             f"{num_tokens} tokens of {request!r} were not submitted"
         )
         state.committed = num_tokens
-        for holding in [holding for holding in state.snapshots if holding.num_tokens <= num_tokens]:
-            state.snapshots.remove(holding)
+        for holding in state.due_snapshots(num_tokens):
             self._complete(state, holding)
         for group, slots in state.slots.items():
             if slots.source and num_tokens > slots.source_at:
@@ -331,6 +332,8 @@ class StateManager:
         return [state.lacks(spec, state.length + num_tokens, drafts) for spec in self.groups]
 
     def _available(self, needs: Sequence[int]) -> bool:
+        if not any(needs):
+            return True
         lacking = [max(0, need - pool.num_free) for need, pool in zip(needs, self._pools, strict=True)]
         return self.arena.plan.extents_for(lacking) <= self.arena.num_free
 

@@ -70,6 +70,12 @@ class RequestState:
     snapshots: list[Holding] = field(default_factory=list)
     """Asked for, and not complete yet."""
 
+    def due_snapshots(self, num_tokens: int) -> list[Holding]:
+        """Take out the snapshots up to there that are still wanted."""
+        due = [holding for holding in self.snapshots if holding.num_tokens <= num_tokens and not holding.released]
+        self.snapshots = [holding for holding in self.snapshots if holding.num_tokens > num_tokens]
+        return due
+
     @classmethod
     def new(cls, row: int, groups: Sequence[GroupSpec]) -> RequestState:
         """A request without tokens."""

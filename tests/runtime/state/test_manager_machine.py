@@ -1,0 +1,251 @@
+"""Any sequence of calls: what a request wrote is what it reads, whoever came and went meanwhile, and all comes back.
+
+Every token writes a value of its own through the tables, at once and again as late as a step in flight may, and free
+memory is poisoned when no step is in flight. A block with two owners, or one free too early, shows as a wrong value.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rtp_kernel.batch import GroupBatch
+from rtp_runtime.state.descriptors import CompressedState, PagedState, SlotState, StateDescriptors, WindowState
+from rtp_runtime.state.holding import Holding
+from rtp_runtime.state.manager import StateManager
+from rtp_runtime.state.tables import StepRow
+
+WINDOW, RATIO, BLOCK, DRAFTS = 11, 4, 8, 3
+INT = {"axes": {"value": 1}, "dtype": "int64"}
+DESCRIPTORS = StateDescriptors(
+    [
+        {"paged": PagedState(**INT), "wide": PagedState(axes={"value": 7}, dtype="int64")},  # type: ignore[arg-type]
+        {"window": WindowState(**INT, window=WINDOW)},  # type: ignore[arg-type]
+        {"closed": CompressedState(**INT, tokens_per_entry=RATIO)},  # type: ignore[arg-type]
+        {"slot": SlotState(axes={"value": 40}, dtype="int64", initial=-5)},
+    ]
+)
+
+
+def folded(tokens: list[int]) -> int:
+    """What a slot holds after these tokens."""
+    value = -5
+    for token in tokens:
+        value = (value * 31 + token) % (2**31)
+    return value
+
+
+@dataclass
+class Flight:
+    ticket: int
+    rows: list[StepRow]
+    lives: list[int]
+    writes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    """(rows of a state, places, values)"""
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize(blocks=st.integers(4, 12))
+    def start(self, blocks: int) -> None:
+        self.manager = StateManager(
+            DESCRIPTORS, cache_dtype=torch.float32, block_size=BLOCK, num_blocks=blocks,
+            max_requests=2, max_drafts=DRAFTS, num_snapshots=1,
+        )  # fmt: skip
+        self.data = {name: view for layer in self.manager.views() for name, view in layer.items()}
+        self.tokens: dict[int, list[int]] = {}
+        self.lives: dict[int, int] = {}
+        self.flights: deque[Flight] = deque()
+        self.holdings: list[tuple[Holding, list[int]]] = []
+        self.next_token = self.next_life = 0
+
+    def group(self, batches: tuple[GroupBatch, ...], name: str) -> GroupBatch:
+        return batches[self.data[name].group]
+
+    def alive(self, row: StepRow, life: int) -> bool:
+        return self.lives.get(int(row.request)) == life
+
+    # Rules
+
+    @rule(shares=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20), st.integers(0, DRAFTS)), max_size=3))
+    @precondition(lambda self: len(self.flights) < 3)
+    def submit(self, shares: list[tuple[int, int, int]]) -> None:
+        undecided = {row.request for flight in self.flights for row in flight.rows if row.drafts}
+        rows: list[StepRow] = []
+        for request, count, drafts in {share[0]: share for share in shares}.values():
+            drafts = min(drafts, count - 1)
+            if request in undecided:
+                continue
+            could = self.manager.can_grow(request, count, drafts)
+            assert self.manager.grow(request, count, drafts) == could
+            if could:
+                if request not in self.tokens:
+                    self.tokens[request], self.lives[request] = [], self.next_life
+                    self.next_life += 1
+                rows.append(StepRow(request, len(self.tokens[request]), count, drafts))
+        if not rows:
+            return
+        batches = self.manager.group_batches(rows, len(rows) + 1, sum(row.num_tokens for row in rows) + 2)
+        self.check_read(rows, batches)
+        for row in rows:
+            self.tokens[int(row.request)] += range(self.next_token, self.next_token + row.num_tokens)
+            self.next_token += row.num_tokens
+        lives = [self.lives[int(row.request)] for row in rows]
+        self.flights.append(Flight(self.manager.begin_step(rows), rows, lives, self.writes(rows, batches)))
+        self.replay()
+
+    @rule(accepted=st.lists(st.integers(0, DRAFTS), min_size=3, max_size=3))
+    @precondition(lambda self: self.flights)
+    def collect(self, accepted: list[int]) -> None:
+        self.replay()
+        flight = self.flights.popleft()
+        self.manager.end_step(flight.ticket)
+        for row, life, taken in zip(flight.rows, flight.lives, accepted, strict=False):
+            if not self.alive(row, life):
+                continue
+            end = row.start + row.num_tokens
+            kept = end - row.drafts + min(taken, row.drafts)
+            if kept < end:
+                self.manager.truncate(row.request, kept)
+                del self.tokens[int(row.request)][kept:]
+            self.manager.commit(row.request, kept)
+
+    @rule(request=st.integers(0, 3))
+    def release(self, request: int) -> None:
+        self.manager.release(request)
+        self.tokens.pop(request, None)
+        self.lives.pop(request, None)
+
+    @rule(request=st.integers(0, 3), ahead=st.integers(1, 4))
+    @precondition(lambda self: len(self.holdings) < 3)
+    def snapshot(self, request: int, ahead: int) -> None:
+        tokens = self.tokens.get(request)
+        if tokens is None or any(row.request == request for flight in self.flights for row in flight.rows):
+            return
+        here = len(tokens)
+        target = here if here and here % BLOCK == 0 and ahead == 1 else (here // BLOCK + ahead) * BLOCK
+        holding = self.manager.snapshot(request, target)
+        if holding is not None:
+            self.holdings.append((holding, tokens if target > here else list(tokens)))
+
+    @rule(request=st.integers(0, 3), which=st.integers(0, 5))
+    @precondition(lambda self: self.holdings)
+    def restore(self, request: int, which: int) -> None:
+        holding, tokens = self.holdings[which % len(self.holdings)]
+        if request not in self.tokens and holding.complete and not holding.released:
+            assert self.manager.restore(request, holding) == holding.num_tokens
+            self.tokens[request], self.lives[request] = tokens[: holding.num_tokens], self.next_life
+            self.next_life += 1
+
+    @rule(which=st.integers(0, 5))
+    @precondition(lambda self: self.holdings)
+    def transfer(self, which: int) -> None:
+        holding, tokens = self.holdings[which % len(self.holdings)]
+        if holding.complete and not holding.released and len(self.holdings) < 3:
+            self.holdings.append((self.manager.transfer(holding), tokens[: holding.num_tokens]))
+
+    @rule(which=st.integers(0, 5))
+    @precondition(lambda self: self.holdings)
+    def let_go(self, which: int) -> None:
+        holding, _ = self.holdings[which % len(self.holdings)]
+        self.manager.let_go(holding)
+        self.manager.let_go(holding)
+        self.holdings.pop(which % len(self.holdings))
+
+    @rule()
+    @precondition(lambda self: not self.flights)
+    def poison(self) -> None:
+        self.manager.poison()
+
+    # What steps write, and what must be read
+
+    def writes(
+        self, rows: list[StepRow], batches: tuple[GroupBatch, ...]
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        states = [[folded(self.tokens[int(r.request)][: r.start + k + 1]) for k in range(r.num_tokens)] for r in rows]
+        flat = [value for values in states for value in values]
+        found = []
+        for name in ("paged", "wide", "window", "closed"):
+            view = self.data[name]
+            mapping = self.group(batches, name).slot_mapping[view.tokens_per_entry][: len(flat)]
+            values = [self.tokens[int(r.request)][r.start + k] for r in rows for k in range(r.num_tokens)]
+            keep = mapping >= 0
+            entries = view.data.shape[1]
+            places = torch.stack((mapping[keep] // entries, mapping[keep] % entries))
+            found.append((view.data, places, torch.tensor(values)[keep]))
+        slots = self.group(batches, "slot")
+        assert slots.write is not None and slots.snapshots is not None
+        copies = slots.snapshots
+        ends = torch.tensor([values[-1] for values in states])
+        found.append((self.data["slot"].data, slots.write[None, : len(rows)], ends))
+        found.append((self.data["slot"].data, copies[None, :, 1], torch.tensor(flat)[copies[:, 0]]))
+        return found
+
+    def replay(self) -> None:
+        """All steps in flight write now, in order: the device may be that late."""
+        for flight in self.flights:
+            for data, places, values in flight.writes:
+                data[tuple(places)] = values[:, None].expand(-1, data.shape[-1])
+
+    def check_read(self, rows: list[StepRow], batches: tuple[GroupBatch, ...]) -> None:
+        for place, row in enumerate(rows):
+            tokens = self.tokens[int(row.request)]
+            for name in ("paged", "wide", "window", "closed"):
+                view, group = self.data[name], self.group(batches, name)
+                assert group.block_table is not None
+                first = 0 if group.first_valid is None else int(group.first_valid[place])
+                assert name != "window" or first <= max(0, row.start - WINDOW + 1)
+                ratio = view.tokens_per_entry
+                entries = view.data[group.block_table[place].long()].flatten(0, 1)[: row.start // ratio, 0]
+                assert entries[first // ratio :].tolist() == tokens[first : row.start][ratio - 1 :: ratio]
+            slots = self.group(batches, "slot")
+            assert slots.read is not None
+            assert self.data["slot"].data[slots.read[place]].unique().tolist() == [folded(tokens[: row.start])]
+
+    @invariant()
+    def every_request_reads_what_it_wrote(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        rows = [StepRow(request, len(tokens), 0) for request, tokens in self.tokens.items()]
+        self.check_read(rows, self.manager.group_batches(rows))
+
+    @invariant()
+    def references_are_exact(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        rows = [StepRow(request, len(tokens), 0) for request, tokens in self.tokens.items()]
+        batches = self.manager.group_batches(rows)
+        for pool in self.manager._pools:
+            spec, batch = self.manager.groups[pool.group], batches[pool.group]
+            if spec.is_slot:
+                continue
+            assert batch.block_table is not None
+            counts: dict[int, list[int]] = {}
+            for block in batch.block_table.flatten().tolist():
+                if block:
+                    counts.setdefault(block, [0, 0, 0])[0] += 1
+            for holding, _ in self.holdings:
+                for block in holding.blocks.get(spec.index, (0, ()))[1]:
+                    counts.setdefault(block, [0, 0, 0])[holding.kind] += 1
+            assert pool.num_held == len(counts)
+            assert all(pool.references(block) == tuple(count) for block, count in counts.items())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for flight in self.flights:
+            self.manager.end_step(flight.ticket)
+        for request in list(self.tokens):
+            self.release(request)
+        for holding, _ in self.holdings:
+            self.manager.let_go(holding)
+        assert self.manager.num_waiting == 0
+        assert self.manager.arena.num_free == self.manager.arena.plan.num_extents
+
+
+TestStateManager = Machine.TestCase
+TestStateManager.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
