@@ -1,0 +1,92 @@
+"""The audit stage: does the checkpoint hold what our model asks for, and does ours ask for what the reference uses?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rtp_runtime.check.names import layer_of, parent_of
+from rtp_runtime.check.report import Finding, StageResult
+from rtp_runtime.check.session import Session
+from rtp_runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rtp_runtime.weights.audit import Audit
+
+
+def run_audit(session: Session) -> StageResult:
+    """Audit our layouts against the headers, and the reference's parameters against its checkpoint.
+
+    Raises:
+        ModelError: a checkpoint that neither side can use: its own fault, not a difference.
+        PluginError: descriptors that contradict each other.
+    """
+    stage = StageResult("audit")
+    audit = _best_audit(session)
+    reference = session.reference
+    if not audit.clean and reference.defects and session.options.reference is None:
+        raise CheckpointError(f"{session.options.model}: the checkpoint is not what the model needs.\n{audit.report()}")
+    for item in audit.findings:
+        stage.findings.append(_finding(session, item.tensor, item.kind, item.message))
+    for name, reason in audit.skipped.items():
+        if _is_used(session, name):
+            stage.findings.append(
+                _finding(session, name, "skipped", f"{name} is skipped ({reason}) and the reference uses it")
+            )
+    for defect in reference.defects:
+        stage.findings.append(_finding(session, defect.parameter, "reference", f"{defect.parameter}: {defect.reason}"))
+    num_tensors = len(audit.layout.parameters)
+    stage.numbers = {"parameters": num_tensors, "skipped": len(audit.skipped), "layout": audit.layout.name}
+    stage.notes += audit.notes
+    stage.summary = (
+        f"{num_tensors} parameters, each made of tensors that are there"
+        if not stage.findings
+        else f"{len(stage.findings)} disagreements between the checkpoint and what it is read as"
+    )
+    return stage
+
+
+def _best_audit(session: Session) -> Audit:
+    """The clean audit, or the one with fewest findings."""
+    from rtp_runtime.model import load_config
+    from rtp_runtime.model.assessment import find_served
+    from rtp_runtime.weights.audit import audit_layout
+    from rtp_runtime.weights.headers import read_headers
+    from rtp_runtime.weights.resolve import resolve
+
+    config = load_config(session.options.model)
+    served = find_served(config, session.plugins)
+    headers = read_headers(session.options.model)
+    headers.require_data()
+    audits = [
+        audit_layout(resolve(layout), headers, "float32", config.tie_flags()) for layout in served.weights.layouts
+    ]
+    return min(audits, key=lambda audit: len(audit.findings))
+
+
+def _is_used(session: Session, tensor: str) -> bool:
+    return tensor in {name for name, _ in session.reference.model.named_parameters()}
+
+
+def _finding(session: Session, tensor: str, kind: str, message: str) -> Finding:
+    module = owner(tensor, (name for name, _ in session.reference.model.named_modules()))
+    return Finding(
+        stage="audit",
+        module=module,
+        layer=layer_of(module, session.reference.layers),
+        error=math.inf,
+        tolerance=0.0,
+        what=f"{kind} tensor",
+        detail=message,
+        rank=session.rank(module) - 0.95,
+    )
+
+
+def owner(tensor: str, modules: Iterable[str]) -> str:
+    """The reference's module to which a checkpoint tensor belongs: the deepest one that its name starts with."""
+    known = set(modules)
+    name = parent_of(tensor)
+    while name and name not in known:
+        name = parent_of(name)
+    return name or parent_of(tensor) or tensor

@@ -1,0 +1,98 @@
+"""How far our numbers are from the reference's: relative errors summed over tokens.
+
+Nothing here knows of modules or stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MODULE_TOLERANCE = 2e-6
+"""Relative error of a sub-block fed the reference's input; the reference's own paths differ by at most 6e-7."""
+LOGITS_TOLERANCE = 2e-5
+"""max |ours - reference| over the reference's standard deviation."""
+NOISE_FACTOR = 3.0
+"""A tolerance is never below this many times what the reference's own paths disagree by."""
+
+
+def tolerance(base: float, noise: float) -> float:
+    """The larger of the fixed tolerance and `NOISE_FACTOR` times the reference's own disagreement."""
+    return max(base, NOISE_FACTOR * noise) if math.isfinite(noise) else base
+
+
+class RelativeError:
+    """rms(ours - reference) / rms(reference) over all tokens added so far; infinite once a value is not finite."""
+
+    def __init__(self) -> None:
+        self._difference = 0.0
+        self._reference = 0.0
+        self._broken = False
+        self._worst_share = -1.0
+        self.num_tokens = 0
+        self.worst_token: int | None = None
+        """Index in its request of the token with the largest error."""
+
+    def add(self, ours: Tensor, reference: Tensor, index: Tensor) -> None:
+        """Add rows: `ours` and `reference` [rows, *any of equal size], `index` [rows] their tokens' places."""
+        if not ours.shape[0]:
+            return
+        ours, reference = ours.reshape(len(ours), -1).float(), reference.reshape(len(reference), -1).float()
+        rows = torch.linalg.vector_norm(ours - reference, dim=1, dtype=torch.float64)  # [rows]
+        self.num_tokens += len(rows)
+        broken = ~torch.isfinite(rows)
+        if bool(broken.any()):
+            if not self._broken:
+                self.worst_token = int(index[broken][0])
+            self._broken = True
+            return
+        self._difference += float(rows.square().sum())
+        self._reference += float(torch.linalg.vector_norm(reference, dtype=torch.float64).square())
+        worst = int(rows.argmax())
+        if float(rows[worst]) > self._worst_share and not self._broken:
+            self._worst_share, self.worst_token = float(rows[worst]), int(index[worst])
+
+    @property
+    def value(self) -> float:
+        if self._broken:
+            return math.inf
+        if self._difference == 0.0:
+            return 0.0
+        return math.sqrt(self._difference / self._reference) if self._reference else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsError:
+    """One comparison of logits: the largest difference in units of the reference's standard deviation."""
+
+    value: float
+    token: int | None
+    """Index of the token at which it is largest."""
+
+
+def logits_error(ours: Tensor, reference: Tensor) -> LogitsError:
+    """Compare [tokens, vocab] with [tokens, vocab]. A value that is not finite, or another shape, is infinitely far."""
+    if ours.shape != reference.shape:
+        return LogitsError(math.inf, None)
+    rows = (ours - reference).abs().amax(dim=-1)  # [tokens]
+    if not bool(torch.isfinite(rows).all()):
+        return LogitsError(math.inf, int((~torch.isfinite(rows)).nonzero()[0]))
+    worst = int(rows.argmax())
+    return LogitsError(float(rows[worst] / reference.std()), worst)
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and mappings, depth first; everything else is passed over."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            yield from tensors_of(item)

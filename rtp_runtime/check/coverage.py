@@ -1,0 +1,70 @@
+"""What a check exercised, under which conditions, and with which versions."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from rtp_runtime.check.options import STAGES
+from rtp_runtime.check.session import Session
+
+
+def describe_coverage(session: Session) -> dict[str, Any]:
+    """Prompts, positions, windows, experts and kinds of layers, as plain data."""
+    lengths = [len(case.prompt) for case in session.cases]
+    windows = sorted({kind.window for kind in session.kinds if kind.window is not None})
+    longest = max(lengths, default=0)
+    common = set.intersection(*(set(kind.modules) for kind in session.kinds)) if session.kinds else set()
+    return {
+        "prompts": [
+            {"name": case.name, "tokens": len(case.prompt), "new_tokens": len(case.continuation)}
+            for case in session.cases
+        ],
+        "longest_prompt": longest,
+        "windows": [{"window": window, "crossed_twice": longest > 2 * window} for window in windows],
+        "experts": {
+            name: {"visited": len(session.experts[name]), "of": total} for name, total in session.num_experts.items()
+        },
+        "layer_kinds": [{"kind": kind.describe(common), "layers": list(kind.layers)} for kind in session.kinds],
+        "stages": {
+            "run": list(session.options.stages),
+            "left_out": [s for s in STAGES if s not in session.options.stages],
+        },
+    }
+
+
+def describe_conditions(session: Session) -> dict[str, Any]:
+    """Dtypes, device, seeds, tolerances and the reference's disagreement with itself."""
+    noise = session.noise
+    worst = noise.worst_module()
+    loaded = session.ours.loaded if session.ours is not None else None
+    return {
+        "dtype": "float32",
+        "device": "cpu",
+        "seed": session.options.seed,
+        "fingerprint": loaded.fingerprint if loaded is not None else None,
+        "logits_tolerance": noise.logits_tolerance,
+        "reference_paths": dict(noise.logits),
+        "reference_inconsistent": dict(noise.inconsistent),
+        "reference_worst_module": {"module": worst[0], "error": worst[1]} if worst else None,
+    }
+
+
+def describe_versions(session: Session) -> Mapping[str, str]:
+    """Everything whose version could change the result."""
+    versions = {"python": platform.python_version()}
+    for name in ("rtp-runtime", "torch", "transformers", "safetensors"):
+        versions[name] = _version(name)
+    if session.ours is not None:
+        definition = session.ours.loaded.definition
+        versions[definition.distribution or definition.plugin] = definition.version or "not installed"
+    return versions
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,114 @@
+"""The execution modes: the same prompts in chunks, token by token, in company, and after preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rtp_runtime.check.logits_stage import compare_logits, compare_tokens, logits_finding, note_tokens, summarise_logits
+from rtp_runtime.check.ours import ModuleError, Schedule
+from rtp_runtime.check.probe_stage import raised
+from rtp_runtime.check.probe_table import ProbeTable
+from rtp_runtime.check.probes import ProbeRun
+from rtp_runtime.check.report import Finding, Measure, StageResult
+from rtp_runtime.check.rows import RowMatcher
+from rtp_runtime.check.session import Case, Session
+from rtp_runtime.check.splits import FusedOutputs
+
+CHEAP_STEPS = 200
+"""Steps that a mode may take on a model of which a step costs little."""
+FEW_STEPS = 80
+SMALL_MODEL = 20_000_000
+"""Parameters up to which a step costs little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to run prompts."""
+
+    name: str
+    schedule: Schedule
+    steps_per_token: float
+    """Engine steps that prefill costs per prompt token."""
+
+
+MODES = (
+    Mode("whole prefill", Schedule(), 0.0),
+    Mode("chunks of 64", Schedule({"max_chunk_tokens": 64}), 1 / 64),
+    Mode("chunks of 17", Schedule({"max_chunk_tokens": 17}), 1 / 17),
+    Mode("chunks of 7", Schedule({"max_chunk_tokens": 7}), 1 / 7),
+    Mode("one token at a time", Schedule({"max_chunk_tokens": 1}), 1.0),
+    Mode("mixed batch", Schedule({"max_num_batched_tokens": 45, "max_chunk_tokens": 32}, together=True), 1 / 32),
+    Mode(
+        "preempted and recomputed",
+        Schedule({"max_num_batched_tokens": 45, "max_chunk_tokens": 32}, together=True, preempt_after=(3, 5, 8, 11)),
+        1 / 16,
+    ),
+)
+
+
+def run_modes(session: Session) -> StageResult:
+    """Every mode over as many prompts as the model's size allows, the first wrong one probed module by module."""
+    stage = StageResult("modes")
+    for mode in MODES:
+        _run_mode(session, stage, mode, affordable(session, mode))
+    summarise_logits(stage)
+    names = {measure.column for measure in stage.measures}
+    stage.summary = f"{len(names)} execution modes; {stage.summary}"
+    return stage
+
+
+def affordable(session: Session, mode: Mode) -> list[Case]:
+    """The cases that a mode runs: all while steps are cheap, else the longest ones that fit, at least the shortest."""
+    small = sum(p.numel() for p in session.reference.model.parameters()) <= SMALL_MODEL
+    left = float(CHEAP_STEPS if small else FEW_STEPS)
+    chosen = []
+    for case in sorted(session.cases, key=lambda case: len(case.prompt), reverse=True):
+        steps = len(case.prompt) * mode.steps_per_token
+        if steps <= left:
+            chosen.append(case)
+            left -= steps
+    return chosen or [min(session.cases, key=lambda case: len(case.prompt))]
+
+
+def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[Case]) -> None:
+    prompts = {case.name: case.prompt.ids for case in cases}
+    try:
+        outputs = session.model.run(prompts, session.options.num_new_tokens, mode.schedule)
+    except ModuleError as failure:
+        stage.findings.append(raised(session, failure, "modes", f"in mode {mode.name}"))
+        return
+    allowed, found = session.noise.logits_tolerance, []
+    for case in cases:
+        output = outputs[case.name]
+        verdict = compare_tokens(session, case, output.tokens)
+        # After another token, ours and the reference's logits are of different texts.
+        error = compare_logits(session, case, output.logits, len(case.prompt) + verdict.num_equal)
+        stage.measures.append(Measure(case.name, None, mode.name, error.value, allowed, worst_token=error.token))
+        if not error.value <= allowed:
+            found.append(logits_finding(session, "modes", error, f"{case.name}, {mode.name}"))
+        note_tokens(session, stage, case, verdict, mode.name)
+    if found:
+        first = not any(finding.stage == "modes" and finding.cause for finding in stage.findings)
+        stage.findings += [*(localise(session, mode, cases) if first else ()), *found]
+
+
+def localise(session: Session, mode: Mode, cases: Sequence[Case]) -> list[Finding]:
+    """Probe a mode that failed: the modules whose outputs differ although the reference's input was put in."""
+    captures = {case.name: session.reference.capture(case.sequence)[1] for case in cases}
+    model, order = session.model, session.order
+    table = ProbeTable(session.reference.layers, order, session.consumers)
+    fused = FusedOutputs(model.module, model.loaded.weights.layout, set(order))
+    matcher = RowMatcher({case.name: case.sequence for case in cases})
+    run = ProbeRun(model.module, table, captures, matcher, fused)
+    try:
+        with run.attached(model.ops):
+            model.run({case.name: case.prompt.ids for case in cases}, session.options.num_new_tokens, mode.schedule)
+    except ModuleError:
+        return []
+    found = table.findings(session.noise.module_tolerance, "modes", mode.name)
+    if found and not any(finding.cause for finding in found):
+        found[0] = replace(
+            found[0], cause=True, detail=f"{found[0].detail}; its input is wrong: look at what the engine feeds it"
+        )
+    return found

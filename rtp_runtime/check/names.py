@@ -1,0 +1,54 @@
+"""Dotted names of modules: which are decoder layers, which layer a name belongs to, in which order they execute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+ATTENTION = ":attention"
+"""Suffix of the probes at an attention interface, whose module is the one that called it."""
+
+
+def find_layers(model: nn.Module) -> dict[str, int]:
+    """Dotted name -> index of the decoder layers: of the outermost lists of modules, the one with most parameters."""
+    lists = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
+    }
+    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    if not outer:
+        return {}
+    best = max(outer, key=lambda name: sum(p.numel() for p in lists[name].parameters()))
+    return {f"{best}.{index}": index for index in range(len(lists[best]))}
+
+
+def layer_of(name: str, layers: Mapping[str, int]) -> int | None:
+    """Index of the decoder layer that `name` is, or stands in; None outside the layers."""
+    for prefix, index in layers.items():
+        if name == prefix or name.startswith((f"{prefix}.", f"{prefix}:")):
+            return index
+    return None
+
+
+def parent_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def relative_name(name: str, layers: Mapping[str, int]) -> str:
+    """The name inside its layer (`self_attn.q_proj`), or the whole name outside the layers."""
+    for prefix in layers:
+        if name.startswith(f"{prefix}."):
+            return name[len(prefix) + 1 :]
+    return name
+
+
+def holds_layers(name: str, layers: Iterable[str]) -> bool:
+    """Whether the module `name` contains the decoder layers."""
+    return any(layer.startswith(f"{name}.") for layer in layers)
+
+
+def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key under which layer 2 stands before layer 10."""
+    parts = re.split(r"(\d+)", name)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

@@ -1,0 +1,161 @@
+"""Our side: one loaded model whose attention ops can be listened to, and engines over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rtp_runtime.check.recorder import RecordingOps
+
+if TYPE_CHECKING:
+    from rtp_runtime.engine.engine import Engine
+    from rtp_runtime.model import LoadedModel
+    from rtp_runtime.plugins import Plugins
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What an engine gave back for one request."""
+
+    tokens: tuple[int, ...]
+    logits: Tensor
+    """[tokens that were fed, vocab] float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How requests meet the engine: its limits, and what is done between steps."""
+
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `EngineConfig` besides the sizes that the requests need."""
+    together: bool = False
+    """All requests in one engine at once, each joining one step after the one before; else one after another."""
+    preempt_after: tuple[int, ...] = ()
+    """Steps after which a running request loses its state, each time another one."""
+
+
+class ModuleError(Exception):
+    """Our model raised while it ran. `module`: the innermost module that was entered."""
+
+    def __init__(self, module: str, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.module = module
+
+
+class OurModel:
+    """The model that a plugin provides, in float32."""
+
+    def __init__(self, loaded: LoadedModel, ops: RecordingOps) -> None:
+        self.loaded = loaded
+        self.ops = ops
+
+    @property
+    def module(self) -> nn.Module:
+        return self.loaded.module
+
+    def run(
+        self, prompts: Mapping[str, Sequence[int]], num_new_tokens: int, schedule: Schedule | None = None
+    ) -> dict[str, Output]:
+        """Greedy continuations of all prompts through the ordinary engine, with the logits of every position.
+
+        Raises:
+            ModuleError: the model, or what feeds it, raised.
+        """
+        schedule = schedule or Schedule()
+        groups = [dict(prompts)] if schedule.together else [{name: ids} for name, ids in prompts.items()]
+        outputs: dict[str, Output] = {}
+        with _entered_modules(self.module) as entered:
+            try:
+                for group in groups:
+                    outputs |= _run_group(
+                        self._engine(group, num_new_tokens, schedule), group, num_new_tokens, schedule
+                    )
+            except Exception as error:
+                raise ModuleError(entered[-1] if entered else "", error) from error
+        return outputs
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] of the last hidden state [rows, hidden], as the engine asks for them."""
+        module: Any = self.module
+        with torch.inference_mode():
+            logits: Tensor = module.logits(hidden.to(self.loaded.dtype))
+            return logits.float()
+
+    def _engine(self, group: Mapping[str, Sequence[int]], num_new_tokens: int, schedule: Schedule) -> Engine:
+        from rtp_runtime.engine.config import EngineConfig
+        from rtp_runtime.engine.engine import Engine
+
+        total = sum(len(ids) for ids in group.values())
+        longest = max(len(ids) for ids in group.values()) + num_new_tokens
+        limits = {
+            "max_num_seqs": len(group),
+            "max_num_batched_tokens": max(total, len(group)),
+            "max_model_len": longest,
+        }
+        return Engine(self.loaded, EngineConfig(**(limits | dict(schedule.limits))))
+
+
+def _run_group(
+    engine: Engine, group: Mapping[str, Sequence[int]], num_new_tokens: int, schedule: Schedule
+) -> dict[str, Output]:
+    from rtp_runtime.engine.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=num_new_tokens, ignore_eos=True)
+    waiting, victims = list(group), list(group)
+    step, finished = 0, set[str]()
+    while waiting or engine.has_work:
+        if waiting:
+            name = waiting.pop(0)
+            engine.add(list(group[name]), params, request_id=name, return_logits=True)
+        finished |= {news.request_id for news in engine.step() if news.finish_reason is not None}
+        step += 1
+        if step in schedule.preempt_after:
+            victim = next((name for name in victims if name not in finished and engine.preempt(name)), None)
+            if victim is not None:
+                victims.remove(victim)
+                victims.append(victim)
+    results = {name: engine.output(name) for name in group}
+    return {name: Output(tuple(output.token_ids), _fed_logits(output.logits)) for name, output in results.items()}
+
+
+def _fed_logits(logits: Tensor | None) -> Tensor:
+    assert logits is not None
+    return logits
+
+
+@contextmanager
+def _entered_modules(model: nn.Module) -> Iterator[list[str]]:
+    """The names of the modules that are running, outermost first; after an error, those that did not return."""
+    entered: list[str] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            entered.append(name)
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        entered.pop()
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(enter(name)).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
+        yield entered
+
+
+def load_ours(path: Path, plugins: Plugins, dtype: str) -> OurModel:
+    """Load our model of the checkpoint. Raises ModelError, PluginError, KernelError."""
+    from rtp_runtime.model import load_model
+    from rtp_runtime.model.building import make_op_table
+    from rtp_runtime.weights.dtypes import torch_dtype
+
+    table = make_op_table(plugins, "cpu", torch_dtype(dtype))
+    ops = RecordingOps(table.registry, device=table.device, dtype=table.dtype)
+    return OurModel(load_model(path, dtype=dtype, plugins=plugins, ops=ops), ops)

@@ -1,0 +1,103 @@
+"""Which of our tensors answers to which of the reference's at one module: by kind and size of a row, without names.
+
+A router's choice is compared as one dense row of weights per token, because the order among chosen experts means
+nothing, and because two experts whose scores are equal within noise may stand for each other (a tie).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TIE_MARGIN = 2e-5
+"""Scores closer than this share of the spread of all scores are equal within noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Our rows and the reference's rows of one quantity, of equal size per row."""
+
+    ours: Tensor
+    reference: Tensor
+    changed: Tensor | None = None
+    """Routes only: [rows] bool, tokens for which other experts were chosen."""
+    ties: Tensor | None = None
+    """Routes only: [rows] bool, those of `changed` whose experts the reference itself scores alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Everything comparable at one module, and what of ours has no counterpart there."""
+
+    pairs: tuple[Pair, ...]
+    unmatched: tuple[Tensor, ...] = ()
+    available: tuple[Tensor, ...] = ()
+    """What was left of the reference's for the unmatched ones."""
+
+
+def pair_tensors(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Pairing:
+    """Match our tensors [rows, …] with the reference's [rows, …], each of ours with the first that fits."""
+    ours, left = list(ours), list(reference)
+    pairs: list[Pair] = []
+    routes = _pair_routes(ours, left)
+    if routes:
+        pairs.append(routes)
+    unmatched = []
+    for tensor in ours:
+        found = next((i for i, other in enumerate(left) if _alike(tensor, other)), None)
+        if found is None:
+            unmatched.append(tensor)
+        else:
+            pairs.append(Pair(tensor, left.pop(found)))
+    return Pairing(tuple(pairs), tuple(unmatched), tuple(left))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return _row_size(one) == _row_size(other) and one.is_floating_point() == other.is_floating_point()
+
+
+def _row_size(tensor: Tensor) -> int:
+    return math.prod(tensor.shape[1:])
+
+
+def _take_route(tensors: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Remove and return (ids, weights), both [rows, experts per token], if the tensors hold such a pair."""
+    ids = next((t for t in tensors if not t.is_floating_point() and t.ndim == 2), None)
+    if ids is None:
+        return None
+    weights = next((t for t in tensors if t.is_floating_point() and t.shape == ids.shape), None)
+    if weights is None:
+        return None
+    tensors[:] = [t for t in tensors if t is not ids and t is not weights]
+    return ids.long(), weights
+
+
+def _pair_routes(ours: list[Tensor], reference: list[Tensor]) -> Pair | None:
+    left = list(reference)
+    theirs = _take_route(left)
+    mine = _take_route(ours) if theirs else None
+    if mine is None or theirs is None:
+        return None
+    reference[:] = left
+    num_experts = int(max(mine[0].max(), theirs[0].max())) + 1 if len(mine[0]) else 1
+    one, other = (_dense(ids, weights, num_experts) for ids, weights in (mine, theirs))
+    chosen, wanted = (_dense(ids, torch.ones_like(weights), num_experts) > 0 for ids, weights in (mine, theirs))
+    changed = (chosen != wanted).any(dim=-1)  # [rows]
+    scores = next((t for t in left if t.is_floating_point() and t.ndim == 2 and t.shape[1] >= num_experts), None)
+    ties = _ties(scores[:, :num_experts], chosen ^ wanted) if scores is not None else torch.zeros_like(changed)
+    return Pair(one, other, changed, changed & ties)
+
+
+def _dense(ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
+    return torch.zeros(len(ids), num_experts, dtype=weights.dtype).scatter_(1, ids, weights)
+
+
+def _ties(scores: Tensor, disputed: Tensor) -> Tensor:
+    """[rows] bool: whether all `disputed` experts of a row have the same score within noise."""
+    highest = scores.masked_fill(~disputed, -math.inf).amax(dim=-1)
+    lowest = scores.masked_fill(~disputed, math.inf).amin(dim=-1)
+    return highest - lowest <= TIE_MARGIN * scores.std()

@@ -1,0 +1,146 @@
+"""The probes stage: every sub-block of ours against the reference's, each given the reference's layer input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rtp_runtime.check.capture import Capture
+from rtp_runtime.check.names import holds_layers, layer_of
+from rtp_runtime.check.ours import ModuleError
+from rtp_runtime.check.probe_table import ProbeKey, ProbeTable
+from rtp_runtime.check.probes import ProbeRun
+from rtp_runtime.check.report import Finding, NotJudged, StageResult
+from rtp_runtime.check.rows import RowMatcher
+from rtp_runtime.check.session import Case, Session
+from rtp_runtime.check.splits import FusedOutputs
+from rtp_runtime.check.structure import extra_modules, without_counterpart
+
+ABSENT = "our model has no module of this name, and no fused layer that it is a part of"
+
+
+class ProbeStage:
+    """Collects probes prompt by prompt; `finish` judges them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._table: ProbeTable | None = None
+        self._failures: list[Finding] = []
+        self._last: Capture | None = None
+        self._fused: FusedOutputs | None = None
+
+    def add(self, case: Case, capture: Capture) -> None:
+        """Probe our model on one prompt."""
+        session, model = self._session, self._session.model
+        if self._table is None:
+            self._table = ProbeTable(session.reference.layers, session.order, session.consumers)
+            self._fused = FusedOutputs(model.module, model.loaded.weights.layout, set(capture.calls))
+        assert self._fused is not None
+        matcher = RowMatcher({case.name: case.sequence})
+        run = ProbeRun(model.module, self._table, {case.name: capture}, matcher, self._fused)
+        try:
+            with run.attached(model.ops):
+                model.run({case.name: case.sequence}, 1)
+            self._judge_head(case, capture)
+        except ModuleError as failure:
+            self._failures.append(raised(session, failure, "probes", f"while it ran {case.name}"))
+        session.first_ties |= run.tie_tokens
+        self._last = capture
+
+    def _judge_head(self, case: Case, capture: Capture) -> None:
+        """The output head on the reference's own last hidden state."""
+        assert self._table is not None
+        head = head_module(capture, self._session.reference.layers)
+        if head is None:
+            return
+        import torch
+
+        from rtp_runtime.check.pairs import pair_tensors
+
+        call, index = capture.calls[head], torch.arange(capture.num_tokens)
+        probe = self._table.probe(ProbeKey(head), case.name)
+        ours = self._session.model.logits(call.inputs[0])
+        probe.add(pair_tensors([ours], [case.logits]), index, torch.ones(len(index), dtype=torch.bool))
+
+    def finish(self) -> StageResult:
+        """Judge what was collected."""
+        stage = StageResult("probes")
+        table, capture, tolerance = self._table, self._last, self._session.noise.module_tolerance
+        if table is None or capture is None:
+            stage.not_judged.append(NotJudged("sub-blocks", "no prompt was run", required=True))
+            return stage
+        stage.measures = table.measures(tolerance)
+        absent = without_counterpart(self._session.reference.model, capture, table.layers, table.judged_modules())
+        stage.findings = [*self._failures, *self._blame_absent(table.findings(tolerance, "probes"), absent)]
+        stage.findings += [self._absent_layer(name) for name in absent if name in table.layers]
+        self._note_absent(stage, absent)
+        if table.num_ties:
+            stage.notes.append(
+                f"TIE-FLIP: other experts for {table.num_ties} tokens whose scores are equal within noise"
+            )
+        judged = [measure for measure in stage.measures if not measure.error > measure.tolerance]
+        worst = max(stage.measures, key=lambda measure: measure.error / measure.tolerance, default=None)
+        if worst is not None:
+            stage.numbers = {
+                "probes": len(stage.measures),
+                "matching": len(judged),
+                "worst_error": worst.error,
+                "worst": worst.name,
+            }
+            where = f"worst {worst.error:.1e} at {worst.name} ({worst.column})"
+            stage.summary = f"{len(judged)} of {len(stage.measures)} quantities match; {where}"
+        return stage
+
+    def _note_absent(self, stage: StageResult, absent: Sequence[str]) -> None:
+        layers = self._session.reference.layers
+        for name in absent:
+            layer = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
+            direct = layer is not None and "." not in name[len(layer) + 1 :]
+            stage.not_judged.append(NotJudged(name, ABSENT, required=direct or layer_of(name, layers) is None))
+
+    def _absent_layer(self, name: str) -> Finding:
+        session = self._session
+        return Finding(
+            stage="probes", module=name, layer=session.reference.layers[name], error=math.inf, tolerance=0.0,
+            what="the layer", detail="the reference has this layer, our model does not", rank=session.rank(name),
+        )  # fmt: skip
+
+    def _blame_absent(self, findings: list[Finding], absent: Sequence[str]) -> list[Finding]:
+        """Where a module is at fault and one inside it exists on one side only, that one is the fault."""
+        session, model = self._session, self._session.model
+        assert self._fused is not None and self._last is not None
+        extra = extra_modules(model.module, set(self._last.calls), self._fused.names())
+        known = {name for name, _ in session.reference.model.named_modules()}
+        extra = [name for name in extra if name not in known]
+        return [_blame(finding, absent, extra) for finding in findings]
+
+
+def _blame(finding: Finding, absent: Sequence[str], extra: Sequence[str]) -> Finding:
+    if not finding.cause:
+        return finding
+    for names, detail in ((absent, "our model has no such module"), (extra, "the reference has no such module")):
+        inside = [name for name in names if name.startswith(f"{finding.module}.")]
+        if inside:
+            return replace(
+                finding,
+                module=inside[0],
+                detail=f"{detail}; {finding.what} of {finding.module} differs; {finding.detail}",
+            )
+    return finding
+
+
+def head_module(capture: Capture, layers: dict[str, int] | object) -> str | None:
+    """The last module that the reference called: what makes logits of the last hidden state."""
+    names = [name for name in capture.order if name in capture.calls]
+    last = names[-1] if names else None
+    return last if last is not None and not holds_layers(last, layers) and last not in layers else None  # type: ignore[arg-type, operator]
+
+
+def raised(session: Session, failure: ModuleError, stage: str, where: str) -> Finding:
+    """The finding for a model that raised while it ran."""
+    module = failure.module or "model"
+    return Finding(
+        stage=stage, module=module, layer=layer_of(module, session.reference.layers), error=math.inf, tolerance=0.0,
+        what="raised", detail=f"{failure} {where}", rank=session.rank(module) - 0.9,
+    )  # fmt: skip

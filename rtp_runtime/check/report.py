@@ -1,0 +1,181 @@
+"""The result of a check as data: findings, stages, coverage and the verdict, and their JSON form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MATCH, WRONG, NOT_JUDGED = "MATCH", "WRONG", "NOT-JUDGED"
+EXITS = {MATCH: 0, WRONG: 1, NOT_JUDGED: 2}
+NOT_FINITE = 1e308
+"""Stands in JSON for an error that is not a finite number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One difference beyond its tolerance."""
+
+    stage: str
+    module: str
+    """The reference's dotted name."""
+    layer: int | None
+    error: float
+    """Relative error of the module's output, or what `what` says."""
+    tolerance: float
+    what: str
+    """Which quantity differs, e.g. "q after the rotary embedding"."""
+    detail: str = ""
+    cause: bool = True
+    """Whether its inputs agree: the fault is here, not upstream."""
+    rank: float = 0.0
+    """Place in execution order."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "module": self.module,
+            "layer": self.layer,
+            "error": finite(self.error),
+            "tolerance": self.tolerance,
+            "stage": self.stage,
+            "what": self.what,
+            "detail": self.detail,
+            "inputs_agree": self.cause,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged:
+    """Something that could not be compared, and why. `required`: without it the check cannot pass."""
+
+    what: str
+    why: str
+    required: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.what, "why": self.why, "required": self.required}
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One compared quantity: for the picture and the table of numbers."""
+
+    name: str
+    """The module's dotted name, or what was compared."""
+    layer: int | None
+    column: str
+    """The name inside its layer, and the quantity where it is not the output."""
+    error: float
+    tolerance: float
+    inputs_agree: bool = True
+    worst_token: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "layer": self.layer,
+            "error": finite(self.error),
+            "tolerance": self.tolerance,
+            "inputs_agree": self.inputs_agree,
+            "worst_token": self.worst_token,
+        }
+
+
+@dataclass(slots=True)
+class StageResult:
+    """What one stage compared and found."""
+
+    name: str
+    summary: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    not_judged: list[NotJudged] = field(default_factory=list)
+    measures: list[Measure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Ties and other observations that decide nothing."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> str:
+        if self.findings:
+            return WRONG
+        return NOT_JUDGED if any(item.required for item in self.not_judged) else MATCH
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "status": self.status,
+            "summary": self.summary,
+            "seconds": round(self.seconds, 3),
+            "numbers": {key: finite(value) for key, value in self.numbers.items()},
+            "measures": [measure.to_json() for measure in self.measures],
+            "findings": [finding.to_json() for finding in self.findings],
+            "not_judged": [item.to_json() for item in self.not_judged],
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Everything a check says. `failed` is in execution order."""
+
+    model: str
+    reference: str
+    stages: tuple[StageResult, ...]
+    coverage: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+    versions: Mapping[str, str]
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> list[Finding]:
+        """All findings in execution order; at one place, the earlier stage first."""
+        findings = [finding for stage in self.stages for finding in stage.findings]
+        return sorted(findings, key=lambda finding: finding.rank)
+
+    @property
+    def first_wrong(self) -> Finding | None:
+        """The first finding whose inputs agree; where there is none, the first."""
+        failed = self.failed
+        return next((finding for finding in failed if finding.cause), failed[0] if failed else None)
+
+    @property
+    def not_judged(self) -> list[NotJudged]:
+        return [item for stage in self.stages for item in stage.not_judged]
+
+    @property
+    def verdict(self) -> str:
+        if self.failed:
+            return WRONG
+        return NOT_JUDGED if any(item.required for item in self.not_judged) else MATCH
+
+    @property
+    def exit(self) -> int:
+        return EXITS[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        first = self.first_wrong
+        return {
+            "verdict": self.verdict,
+            "exit": self.exit,
+            "model": self.model,
+            "reference": self.reference,
+            "first_wrong": first.to_json() if first else None,
+            "failed": [finding.to_json() for finding in self.failed],
+            "not_judged": [item.to_json() for item in self.not_judged],
+            "stages": [stage.to_json() for stage in self.stages],
+            "coverage": dict(self.coverage),
+            "conditions": dict(self.conditions),
+            "versions": dict(self.versions),
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def finite(value: Any) -> Any:
+    """`value`, with a number that JSON cannot hold replaced."""
+    return NOT_FINITE if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,162 @@
+"""One check from beginning to end: load the two sides, run the stages in order, gather the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rtp_runtime.check.audit_stage import run_audit
+from rtp_runtime.check.coverage import describe_conditions, describe_coverage, describe_versions
+from rtp_runtime.check.logits_stage import run_greedy, run_logits
+from rtp_runtime.check.modes import run_modes
+from rtp_runtime.check.options import REQUIRED, STAGES, CheckOptions
+from rtp_runtime.check.ours import load_ours
+from rtp_runtime.check.pinned_stage import PinnedStage
+from rtp_runtime.check.probe_stage import ProbeStage
+from rtp_runtime.check.reference import Reference, load_reference
+from rtp_runtime.check.report import CheckReport, NotJudged, StageResult
+from rtp_runtime.check.session import Progress, Session, make_cases, measure_session_noise
+
+TINY_MODEL = 10_000_000
+"""Parameters up to which several threads slow a model down."""
+
+
+def run_check(
+    options: CheckOptions, progress: Progress | None = None, reference: Reference | None = None
+) -> CheckReport:
+    """Check our run of a model against the reference's.
+
+    `reference`: one that is loaded already, of `options.reference_path`, for callers that check many times.
+
+    Raises:
+        RtpError: a check that cannot be made at all.
+    """
+    from rtp_runtime.plugins import load_plugins
+
+    started = time.monotonic()
+    say = progress or _silent
+    plugins = load_plugins(options.plugins)
+    say("loading the reference")
+    session = Session(options, plugins, reference or load_reference(options.reference_path))
+    with _threads_for(session.reference):
+        stages = _run_stages(session, say)
+    return CheckReport(
+        model=str(options.model),
+        reference=str(options.reference_path),
+        stages=tuple(sorted(stages, key=lambda stage: STAGES.index(stage.name))),
+        coverage=describe_coverage(session),
+        conditions=describe_conditions(session),
+        versions=describe_versions(session),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _silent(message: str) -> None:
+    """Say nothing."""
+
+
+def _run_stages(session: Session, say: Progress) -> list[StageResult]:
+    options = session.options
+    stages = {name: StageResult(name) for name in STAGES}
+    for name in STAGES:
+        if name not in options.stages:
+            stages[name].not_judged.append(NotJudged(name, "the stage was left out", required=name in REQUIRED))
+    _, capture = session.reference.capture(_some_ids(session.reference))
+    session.order, session.consumers = capture.order, capture.consumers
+    if "audit" in options.stages:
+        say("audit")
+        with _timed(stages, "audit") as keep:
+            keep(run_audit(session))
+    if stages["audit"].findings:
+        for name in set(options.stages) - {"audit"}:
+            why = "the two sides are not made of the same tensors; see the audit"
+            stages[name].not_judged.append(NotJudged(name, why, required=name in REQUIRED))
+        return list(stages.values())
+    _compare_numbers(session, stages, say)
+    return list(stages.values())
+
+
+def _compare_numbers(session: Session, stages: dict[str, StageResult], say: Progress) -> None:
+    chosen = session.options.stages
+    pinned = PinnedStage(session)
+    if "pinned" in chosen:
+        say("pinned tensors and tables")
+        with _timed(stages, "pinned") as keep:
+            pinned.serving()
+            session.ours = load_ours(session.options.model, session.plugins, "float32")
+            pinned.add(session.ours, "float32")
+            keep(pinned.finish())
+    else:
+        session.ours = load_ours(session.options.model, session.plugins, "float32")
+    with _timed(stages, "probes") as keep:
+        result = _probe(session, say, judge="probes" in chosen)
+        if result is not None:
+            keep(result)
+    for name, run in (("logits", run_logits), ("greedy", run_greedy), ("modes", run_modes)):
+        if name in chosen:
+            say(name)
+            with _timed(stages, name) as keep:
+                keep(run(session))
+
+
+def _probe(session: Session, say: Progress, judge: bool) -> StageResult | None:
+    """Make the cases, each probed while the reference's capture of it is there; then measure the reference's noise."""
+    stage = ProbeStage(session)
+    limits = session.model.loaded.config
+    for case, capture in make_cases(
+        session, _encoder(session), _vocab_size(limits), _max_positions(limits, session.reference)
+    ):
+        say(f"probes: {case.name}")
+        if judge:
+            stage.add(case, capture)
+        del capture
+    say("the reference against itself")
+    measure_session_noise(session)
+    return stage.finish() if judge else None
+
+
+def _encoder(session: Session) -> Callable[[str], list[int]] | None:
+    from rtp_runtime.text import load_tokenizer
+
+    tokenizer = load_tokenizer(session.options.model)
+    return tokenizer.encode if tokenizer is not None else None
+
+
+def _vocab_size(config: Any) -> int:
+    return int(config.hf.get_text_config().vocab_size)
+
+
+def _max_positions(config: Any, reference: Reference) -> int:
+    ours = getattr(config.hf.get_text_config(), "max_position_embeddings", None)
+    return min(int(ours or reference.max_positions), reference.max_positions)
+
+
+def _some_ids(reference: Reference) -> list[int]:
+    return [token % reference.vocab_size for token in (5, 7, 11)]
+
+
+@contextmanager
+def _timed(stages: dict[str, StageResult], name: str) -> Iterator[Callable[[StageResult], None]]:
+    started = time.monotonic()
+
+    def keep(result: StageResult) -> None:
+        stages[name] = result
+
+    yield keep
+    stages[name].seconds = time.monotonic() - started
+
+
+@contextmanager
+def _threads_for(reference: Reference) -> Iterator[None]:
+    """One thread for tiny models, whose products are too small to share."""
+    import torch
+
+    before = torch.get_num_threads()
+    if sum(parameter.numel() for parameter in reference.model.parameters()) <= TINY_MODEL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

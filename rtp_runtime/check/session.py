@@ -1,0 +1,136 @@
+"""The two sides of one check and what they share: prompts, the reference's continuations and logits, the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rtp_runtime.check.capture import Capture
+from rtp_runtime.check.noise import Noise, measure_noise
+from rtp_runtime.check.options import CheckOptions
+from rtp_runtime.check.ours import OurModel
+from rtp_runtime.check.prompts import Prompt, PromptLimits, draw_prompt, make_prompts
+from rtp_runtime.check.reference import Reference
+from rtp_runtime.check.structure import LayerKind, layer_kinds
+
+if TYPE_CHECKING:
+    from rtp_runtime.plugins import Plugins
+
+MAX_EXPERT_PROMPTS = 12
+"""Prompts drawn, at most, to visit the experts that no other prompt visits."""
+WINDOW_SEARCH = 4096
+"""Longest forward by which a sliding window is looked for."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One prompt with what the reference says of it."""
+
+    prompt: Prompt
+    continuation: tuple[int, ...]
+    """The reference's greedy tokens."""
+    logits: Tensor
+    """[len(sequence), vocab]: of the prompt and all of the continuation but its last token."""
+
+    @property
+    def name(self) -> str:
+        return self.prompt.name
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """The prompt and the continuation's tokens that are fed again."""
+        return self.prompt.ids + self.continuation[:-1]
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything the stages need. `ours` is loaded once the audit has passed."""
+
+    options: CheckOptions
+    plugins: Plugins
+    reference: Reference
+    ours: OurModel | None = None
+    cases: list[Case] = field(default_factory=list)
+    noise: Noise = field(default_factory=Noise)
+    kinds: list[LayerKind] = field(default_factory=list)
+    experts: dict[str, set[int]] = field(default_factory=dict)
+    """Module that chose -> the experts that some token was routed to."""
+    num_experts: dict[str, int] = field(default_factory=dict)
+    first_ties: dict[str, int] = field(default_factory=dict)
+    """Prompt -> its first token whose experts changed by a tie; logits from there on say nothing."""
+    order: list[str] = field(default_factory=list)
+    consumers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def model(self) -> OurModel:
+        assert self.ours is not None, "our model is loaded after the audit"
+        return self.ours
+
+    def rank(self, module: str) -> float:
+        """Place of a module in the reference's execution order."""
+        inside = [place for place, name in enumerate(self.order) if name == module or name.startswith(f"{module}.")]
+        return float(inside[-1] if module in self.order else inside[0] if inside else len(self.order))
+
+
+def make_cases(
+    session: Session, encode: Callable[[str], Sequence[int]] | None, vocab_size: int, max_positions: int
+) -> Iterator[tuple[Case, Capture]]:
+    """The prompts one by one, each with the reference's capture; more are drawn while experts were not visited."""
+    limits = prompt_limits(session, vocab_size, max_positions)
+    options = session.options
+    prompts = make_prompts(limits, options.seed, encode, options.prompts)
+    prompts = [prompt for prompt in prompts if max(prompt.ids) < limits.vocab_size]
+    for prompt in prompts:
+        yield _make_case(session, prompt)
+    for number in range(MAX_EXPERT_PROMPTS):
+        if all(len(session.experts[name]) == total for name, total in session.num_experts.items()):
+            return
+        yield _make_case(session, draw_prompt(limits, min(96, limits.max_tokens), options.seed + 100 + number))
+
+
+def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> PromptLimits:
+    """Lengths that the config allows, and the windows to cross, as the reference's masks show them."""
+    reference, room = session.reference, max_positions - session.options.num_new_tokens
+    declared = getattr(reference.config.get_text_config(), "sliding_window", None)
+    windows = (declared,) if isinstance(declared, int) and declared > 0 else ()
+    return PromptLimits(min(vocab_size, reference.vocab_size), max(1, room), windows, session.options.lengths)
+
+
+def _make_case(session: Session, prompt: Prompt) -> tuple[Case, Capture]:
+    continuation = session.reference.continuation(prompt.ids, session.options.num_new_tokens)
+    logits, capture = session.reference.capture((*prompt.ids, *continuation.tokens[:-1]))
+    if not session.order or len(capture.order) > len(session.order):
+        session.order, session.consumers = capture.order, capture.consumers
+    _note_experts(session, capture)
+    _note_kinds(session, capture)
+    case = Case(prompt, continuation.tokens, logits)
+    session.cases.append(case)
+    return case, capture
+
+
+def _note_kinds(session: Session, capture: Capture) -> None:
+    """Keep the kinds as the longest prompt shows them: a window is seen only by prompts longer than it."""
+    longest = max((len(case.sequence) for case in session.cases), default=0)
+    if capture.num_tokens > longest:
+        session.kinds = layer_kinds(session.reference.model, capture, session.reference.layers)
+
+
+def _note_experts(session: Session, capture: Capture) -> None:
+    for name, call in capture.calls.items():
+        ids = next((t for t in call.outputs if not t.is_floating_point() and t.ndim == 2), None)
+        weight: Any = getattr(session.reference.model.get_submodule(name), "weight", None)
+        if ids is not None and weight is not None:
+            session.experts.setdefault(name, set()).update(ids.flatten().tolist())
+            session.num_experts[name] = int(weight.shape[0])
+
+
+def measure_session_noise(session: Session) -> None:
+    """The reference against itself, on its longest and its shortest prompt."""
+    by_length = sorted(session.cases, key=lambda case: len(case.sequence))
+    chosen = {case.name: case.sequence for case in (by_length[0], by_length[-1])}
+    session.noise = measure_noise(session.reference, chosen)

@@ -1,0 +1,75 @@
+"""What the two module trees have in common: kinds of layers, modules that only one side has, how windows compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from rtp_runtime.check.capture import Capture
+from rtp_runtime.check.names import holds_layers, relative_name
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers that consist of the same modules and see as far."""
+
+    modules: tuple[str, ...]
+    """Relative names of the modules with parameters that run in such a layer."""
+    sub_blocks: tuple[str, ...]
+    """Those that stand directly in the layer."""
+    window: int | None
+    layers: tuple[int, ...]
+
+    def describe(self, common: set[str]) -> str:
+        """Attention and the modules that set it apart; `common`: those that every kind has."""
+        sees = "full attention" if self.window is None else f"window {self.window}"
+        own = [name for name in self.modules if name not in common]
+        return f"{sees} ({', '.join(own[:3])}{', …' if len(own) > 3 else ''})" if own else sees
+
+
+def layer_kinds(model: nn.Module, capture: Capture, layers: Mapping[str, int]) -> list[LayerKind]:
+    """The kinds of layers of the reference, in order of their first layer."""
+    called = parametered(model, capture.calls)
+    kinds: dict[tuple[tuple[str, ...], int | None], list[int]] = {}
+    for layer, index in layers.items():
+        names = tuple(relative_name(name, layers) for name in called if name.startswith(f"{layer}."))
+        kinds.setdefault((names, layer_window(capture, layer)), []).append(index)
+    return [
+        LayerKind(names, tuple(name for name in names if "." not in name), window, tuple(indices))
+        for (names, window), indices in kinds.items()
+    ]
+
+
+def layer_window(capture: Capture, layer: str) -> int | None:
+    """How many keys a token of this layer saw in the capture; None = all."""
+    calls = [call for name, call in capture.attention.items() if name == layer or name.startswith(f"{layer}.")]
+    return calls[0].window if calls else None
+
+
+def parametered(model: nn.Module, called: Iterable[str]) -> list[str]:
+    """Called modules that hold parameters or tables, themselves or below, in the order given."""
+    modules = dict(model.named_modules())
+    return [
+        name
+        for name in called
+        if any(True for _ in modules[name].parameters()) or any(True for _ in modules[name].buffers())
+    ]
+
+
+def without_counterpart(model: nn.Module, capture: Capture, layers: Mapping[str, int], judged: set[str]) -> list[str]:
+    """The reference's layers and modules with parameters that nothing of ours answered to, in execution order."""
+    names = [
+        name for name in parametered(model, capture.calls) if name not in judged and not holds_layers(name, layers)
+    ]
+    return [name for name in names if not any(name.startswith(f"{other}.") for other in names if other in layers)]
+
+
+def extra_modules(ours: nn.Module, reference: set[str], fused: set[str]) -> list[str]:
+    """Our modules with parameters of their own that the reference lacks, by our dotted names."""
+    return [
+        name
+        for name, module in ours.named_modules()
+        if name and name not in reference and name not in fused and any(True for _ in module.parameters(recurse=False))
+    ]

@@ -1,0 +1,95 @@
+"""`rtp check`: is what our runtime computes what the model's authors meant? The Hugging Face model is the reference."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rtp_runtime.cli.output import print_json, say
+from rtp_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from rtp_runtime.check import CheckOptions
+
+SUMMARY = "correctness against the Hugging Face reference; exit 0 pass, 1 fail, 2 could not judge"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `rtp check`."""
+    parser.add_argument("model", metavar="MODEL", help="checkpoint directory, or hub id")
+    parser.add_argument(
+        "--reference", metavar="OTHER", help="compare with the reference's run of this checkpoint instead"
+    )
+    parser.add_argument("--json", action="store_true", help="one object on stdout and nothing else there")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a self-contained report")
+    parser.add_argument("--dtype", default="auto", help="serving dtype in which pinned tensors are compared (auto)")
+    parser.add_argument("--stages", metavar="A,B", help="only these stages: audit,pinned,probes,logits,greedy,modes")
+    parser.add_argument("--skip", metavar="A,B", help="all stages but these; what is left out is not judged")
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="add a text to the prompts")
+    parser.add_argument("--seed", type=int, default=0, help="of drawn prompts (0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the check, print its report, and return its exit status."""
+    from rtp_runtime.check import run_check
+
+    options = _options(args)
+    if args.html is not None and not args.html.parent.is_dir():
+        raise UsageError(f"--html {args.html}: there is no directory {args.html.parent}; create it or write elsewhere")
+    report = run_check(options, progress=_progress())
+    if args.html is not None:
+        from rtp_runtime.check.render.html import render_html
+
+        args.html.write_text(render_html(report), encoding="utf-8")
+        say(f"wrote {args.html}")
+    if args.json:
+        print_json(report.to_json())
+    else:
+        from rich.console import Console
+
+        from rtp_runtime.check.render.terminal import print_report
+
+        print_report(report, Console(width=None if sys.stdout.isatty() else 140))
+    return report.exit
+
+
+def _options(args: argparse.Namespace) -> CheckOptions:
+    from rtp_runtime.check import STAGES, CheckOptions
+    from rtp_runtime.model import resolve_checkpoint
+
+    if args.stages and args.skip:
+        raise UsageError(f"--stages {args.stages} and --skip {args.skip} contradict each other: give one of them")
+    skipped = _names(args.skip)
+    unknown = [name for name in skipped if name not in STAGES]
+    if unknown:
+        raise UsageError(f"--skip {unknown[0]!r} is no stage: the stages are {', '.join(STAGES)}")
+    return CheckOptions(
+        model=resolve_checkpoint(args.model),
+        reference=resolve_checkpoint(args.reference) if args.reference else None,
+        dtype=args.dtype,
+        stages=_names(args.stages) if args.stages else tuple(name for name in STAGES if name not in skipped),
+        prompts=tuple(args.prompt),
+        plugins=tuple(args.plugin),
+        seed=args.seed,
+    )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+class _Line:
+    """One line of progress on a terminal, rewritten in place."""
+
+    def __call__(self, message: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{message} …")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        sys.stderr.write("\r\x1b[2K")
+
+
+def _progress() -> _Line | None:
+    return _Line() if sys.stderr.isatty() else None
