@@ -49,6 +49,10 @@ class ModelConfig:
         """Keys of config.json, dotted, that nobody has read so far."""
         return self.reads.unread()
 
+    def read_values(self) -> dict[str, Any]:
+        """The keys of config.json, dotted, that were read, with their values."""
+        return self.reads.values()
+
     def declared_dtype(self) -> str | None:
         """The dtype that the config names, at its top or in the text model's part."""
         for part in (self.raw, self.raw.get("text_config")):

@@ -28,8 +28,8 @@ def rope_parameters(config: Any, layer_type: str | None = None) -> RopeParameter
     raw = getattr(config, "raw", None)
     if raw is not None and not _has_theta(raw):
         raise ConfigError(
-            f"{config.path or 'the config'}: holds no rope_theta, neither at its top nor in rope_parameters. It decides "
-            'every position, so there is no default. Add what the model was trained with: "rope_theta": 10000.0, say.'
+            f"{config.path or 'the config'}: holds no rope_theta, neither at its top nor in rope_parameters. Every "
+            'angle follows from it, so it has no default. Add the value of the training, say "rope_theta": 10000.0.'
         )
     try:
         # Only what the table reads counts as read; a plugin that looks at partial_rotary_factor reads that itself.

@@ -22,8 +22,9 @@ FLAT_ROPE = ("rope_theta", "partial_rotary_factor")
 
 DERIVED = {
     "layer_types": ("use_sliding_window", "max_window_layers", "sliding_window_pattern", "full_attention_interval"),
+    "sliding_window": ("use_sliding_window",),
 }
-"""Attributes that transformers derives when a file lacks them -> the keys it derives them from."""
+"""Attributes that transformers derives, or overrides, from other keys -> those keys."""
 
 KNOWN_BY_RUNTIME = ("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "auto_map")
 
@@ -36,10 +37,9 @@ class Reads:
     """The keys of one config.json, and those among them that were read."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._keys = dict.fromkeys(_leaves(raw, ()))
+        self._keys = dict(_leaves(raw, ()))
         self._aliases: dict[str, set[str]] = {new: set(old) for new, old in ALIASES.items()}
         self._read: set[Path] = set()
-        self._top = set(raw)
         for name in KNOWN_BY_RUNTIME:
             self.record((name,))
 
@@ -56,12 +56,15 @@ class Reads:
             self._read.update((*outer[:-1], other, name) for other in self._aliases[outer[-1]])
         if name in FLAT_ROPE and outer and "rope_parameters" in outer:
             self._read.add((*outer[: outer.index("rope_parameters")], name))
-        if name not in self._top:
-            self._read.update((*outer, source) for source in DERIVED.get(name, ()))
+        self._read.update((*outer, source) for source in DERIVED.get(name, ()))
 
     def unread(self) -> list[str]:
         """Dotted keys that were not read, in the file's order."""
         return [".".join(path) for path in self._keys if path not in self._read]
+
+    def values(self) -> dict[str, Any]:
+        """Dotted key -> value of those that were read, in the file's order."""
+        return {".".join(path): value for path, value in self._keys.items() if path in self._read}
 
 
 class TrackedDict(dict[str, Any]):
@@ -151,9 +154,9 @@ def tracked(config: Any, name: str, path: Path, reads: Reads, origin: str) -> An
     return value
 
 
-def _leaves(part: Mapping[str, Any], path: Path) -> Iterator[Path]:
+def _leaves(part: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
     for name, value in part.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, (*path, name))
         else:
-            yield (*path, name)
+            yield (*path, name), value

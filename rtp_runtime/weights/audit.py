@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rtp_runtime.errors import CheckpointError, PluginError
@@ -44,14 +44,14 @@ class Audit:
     def clean(self) -> bool:
         return not self.findings
 
-    def report(self) -> str:
-        """The findings in words, at most a few of each kind."""
+    def report(self, max_shown: int = MAX_SHOWN) -> str:
+        """The findings in words, at most `max_shown` of each kind."""
         lines = []
         for kind in dict.fromkeys(finding.kind for finding in self.findings):
             same = [finding.message for finding in self.findings if finding.kind == kind]
-            lines += [f"  {kind}: {message}" for message in same[:MAX_SHOWN]]
-            if len(same) > MAX_SHOWN:
-                lines.append(f"  {kind}: … and {len(same) - MAX_SHOWN} more")
+            lines += [f"  {kind}: {message}" for message in same[:max_shown]]
+            if len(same) > max_shown:
+                lines.append(f"  {kind}: … and {len(same) - max_shown} more")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -79,11 +79,23 @@ def audit_layout(
     )
 
 
+def audit_layouts(
+    descriptors: WeightDescriptors, headers: Headers, model_dtype: str, tie_flags: Mapping[str, bool] | None = None
+) -> list[Audit]:
+    """The audit of every layout of a model, the nearest first."""
+    audits = [audit_layout(resolve(layout), headers, model_dtype, tie_flags) for layout in descriptors.layouts]
+    return sorted(audits, key=lambda audit: len(audit.findings))
+
+
 def choose_layout(
     descriptors: WeightDescriptors, headers: Headers, model_dtype: str, tie_flags: Mapping[str, bool] | None = None
 ) -> Audit:
+    """`audit_layouts`, then `pick_layout`."""
+    return pick_layout(audit_layouts(descriptors, headers, model_dtype, tie_flags), headers)
+
+
+def pick_layout(audits: Sequence[Audit], headers: Headers) -> Audit:
     """The audit of the one layout that is clean. Raises CheckpointError, showing each audit, for none or several."""
-    audits = [audit_layout(resolve(layout), headers, model_dtype, tie_flags) for layout in descriptors.layouts]
     clean: list[Audit] = []
     for audit in audits:
         if audit.clean and not any(_same(audit, other) for other in clean):
@@ -96,8 +108,8 @@ def choose_layout(
             f"{headers.directory}: the layouts {names} all fit this checkpoint, and they differ. Their descriptors "
             "must tell them apart (a Skip that is too wide?)."
         )
-    audits.sort(key=lambda audit: len(audit.findings))
-    shown = "\n".join(f"layout {audit.layout.name!r}:\n{audit.report()}" for audit in audits)
+    reports = [audits[0].report(), *(audit.report(max_shown=1) for audit in audits[1:])]
+    shown = "\n".join(f"layout {audit.layout.name!r}:\n{text}" for audit, text in zip(audits, reports, strict=True))
     raise CheckpointError(
         f"{headers.directory}: the checkpoint is not what the model needs.\n{shown}\n"
         "If the files are damaged, download them again; if not, the config or the plugin is not made for them."

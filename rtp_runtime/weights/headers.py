@@ -106,6 +106,8 @@ def read_headers(directory: Path) -> Headers:
     else that is wrong with a file, its header or the index.
     """
     index = _read_index(directory / INDEX) if (directory / INDEX).exists() else None
+    if (directory / SINGLE).exists() and index is not None and SINGLE not in index.values():
+        index = None  # transformers too takes the single file, and the index is left from another save
     paths, ignored = _choose_files(directory, index)
     files = tuple(read_file_header(path) for path in paths)
     tensors: dict[str, TensorHeader] = {}
@@ -113,7 +115,7 @@ def read_headers(directory: Path) -> Headers:
         for tensor in file.tensors:
             _refuse_twice(tensor, tensors)
             tensors[tensor.name] = tensor
-    if index is not None and not (directory / SINGLE).exists():
+    if index is not None:
         _compare_with_index(index, tensors, directory / INDEX)
     notes = tuple(f"{path.name} is not part of the checkpoint and was left out" for path in ignored)
     for path in ignored:
@@ -139,7 +141,8 @@ def read_file_header(path: Path) -> FileHeader:
     if not isinstance(metadata, dict):
         raise _corrupt(path, "__metadata__ is not an object")
     tensors = sorted(
-        (_tensor(name, entry, path, 8 + length) for name, entry in entries.items()), key=lambda tensor: tensor.start
+        (_tensor(name, entry, path, 8 + length) for name, entry in entries.items()),
+        key=lambda tensor: (tensor.start, tensor.stop),
     )
     end = _check_offsets(tensors, path, 8 + length)
     if size > end:
@@ -170,7 +173,7 @@ def _tensor(name: str, entry: Any, path: Path, base: int) -> TensorHeader:
         code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
         raise _corrupt(path, f"{name!r} lacks dtype, shape or data_offsets") from error
-    if code not in CODES:
+    if not isinstance(code, str) or code not in CODES:
         raise _corrupt(path, f"{name!r} has the dtype {code!r}; known are {', '.join(CODES)}")
     numbers = [*shape, start, stop] if isinstance(shape, list) else [None]
     if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
@@ -226,9 +229,7 @@ def _is_plain_file_name(name: Any) -> bool:
 def _choose_files(directory: Path, index: Mapping[str, str] | None) -> tuple[list[Path], list[Path]]:
     """The files of the checkpoint, in transformers' order of preference, and the safetensors files beside them."""
     present = sorted(path for path in directory.glob("*.safetensors") if path.is_file())
-    if (directory / SINGLE).exists():
-        chosen = [directory / SINGLE]
-    elif index is not None:
+    if index is not None:
         chosen = [directory / name for name in sorted(set(index.values()))]
         for path in chosen:
             if not path.is_file():
@@ -238,7 +239,7 @@ def _choose_files(directory: Path, index: Mapping[str, str] | None) -> tuple[lis
                     f"{sum(name == path.name for name in index.values()) - 1} more). Copy or download it too."
                 )
     else:
-        chosen = present
+        chosen = [directory / SINGLE] if (directory / SINGLE).exists() else present
     if not chosen:
         raise _no_safetensors(directory)
     return chosen, [path for path in present if path not in chosen]
