@@ -1,0 +1,97 @@
+"""`rtp enable`: says which plugin serves a checkpoint, or writes one and proves it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rtp_runtime.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from rtp_runtime.enable.assess import Assessment
+
+SUMMARY = "assess a checkpoint: which plugin serves it, or write one"
+
+EXIT_REFUSED = 3
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory, a hub id, or a config.json")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the plugin's folder (default: ./rtp-plugin-NAME)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the checkpoint ships")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Assess, write, and say what was found: 0 covered or written, 3 refused."""
+    from rtp_runtime.enable import find_config, plugin_names
+    from rtp_runtime.enable.assess import assess, covered
+    from rtp_runtime.enable.scaffold import check_target, write_files
+    from rtp_runtime.plugins import load_plugins
+
+    config, weights = find_config(args.model, trust_remote_code=args.trust_remote_code)
+    found = covered(config, load_plugins(args.plugin))
+    target: Path | None = None
+    if found is None:
+        names = plugin_names(config.raw.get("model_type"), config.architecture)
+        target = args.out if args.out is not None else Path(names.distribution)
+        check_target(target)
+        say(f"no plugin provides {config.architecture}; comparing components with transformers' implementation …")
+        found = assess(config, weights, trust_remote_code=args.trust_remote_code)
+        if found.verdict == "usable":
+            write_files(found.files, target)
+    written = target if found.verdict == "usable" else None
+    if args.json:
+        print_json(report(found, written))
+    else:
+        print(describe(found, args.model, written))
+    return EXIT_REFUSED if found.verdict == "refused" else 0
+
+
+def report(found: Assessment, written: Path | None) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "verdict": found.verdict,
+        "architecture": found.architecture,
+        "served_by": found.served_by,
+        "recognised": list(found.recognised),
+        "not_recognised": [asdict(refusal) for refusal in found.refusals],
+        "proof": asdict(found.proof) if found.proof else None,
+        "audited_tensors": found.audited,
+        "next": install_command(written) if written else None,
+        "files": sorted(found.files) if written else [],
+        "path": str(written) if written else None,
+    }
+
+
+def install_command(folder: Path) -> str:
+    """A path, never a bare name that an index could answer."""
+    shown = str(folder)
+    return f"pip install {shown if folder.is_absolute() or shown.startswith('.') else './' + shown}"
+
+
+def describe(found: Assessment, model: str, written: Path | None) -> str:
+    """The same for people; the path comes last."""
+    if found.verdict == "covered":
+        return f"{found.architecture} is served by {found.served_by}: nothing to write. Next: rtp check {model}"
+    lines = ["recognised:", *(f"  {line}" for line in found.recognised)] if found.recognised else []
+    if found.verdict == "refused":
+        lines.append("not recognised:")
+        for refusal in found.refusals:
+            lines += [f"  {refusal.block}: {refusal.reason}", f"    needs {refusal.needs}"]
+        lines.append("refused: nothing was written. docs/adding-a-model.md shows how to write a plugin by hand.")
+        return "\n".join(lines)
+    assert found.proof is not None and written is not None
+    proof = found.proof
+    audited = f"{found.audited} tensors of the checkpoint accounted for" if found.audited else "no weights to audit"
+    lines += [
+        "not recognised: nothing",
+        f"proof: logits of a small random copy ({proof.num_layers} layers) within {proof.error:.1e} of transformers'"
+        f" (tolerance {proof.tolerance:.0e}); {audited}",
+        f"next: {install_command(written)} && rtp check {model}",
+        str(written),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,157 @@
+"""From a config to a verdict: covered by a plugin, usable as a proven scaffold, or refused with the block named."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rtp_runtime.enable.describe import describe
+from rtp_runtime.enable.findings import Decoder, UnrecognisedError
+from rtp_runtime.enable.names import PluginNames, plugin_names
+from rtp_runtime.enable.pins import find_pins
+from rtp_runtime.enable.prove import Proof, importable, prove
+from rtp_runtime.enable.reference import Reference, reference_class, small_reference
+from rtp_runtime.enable.scaffold import scaffold
+from rtp_runtime.errors import CheckpointError, UnsupportedModelError
+from rtp_runtime.model.assessment import find_served
+from rtp_runtime.model.config import ModelConfig
+from rtp_runtime.plugins import Plugins
+
+Verdict = Literal["covered", "usable", "refused"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A block that cannot be built, or a fact that stands in the way."""
+
+    block: str
+    reason: str
+    needs: str
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What is known of a checkpoint, and the files of the plugin that would serve it."""
+
+    verdict: Verdict
+    architecture: str
+    served_by: str | None = None
+    recognised: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    proof: Proof | None = None
+    audited: int | None = None
+    """Tensors of the checkpoint whose names and shapes the plugin's descriptors account for; None without weights."""
+    names: PluginNames | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def covered(config: ModelConfig, plugins: Plugins) -> Assessment | None:
+    """The plugin that serves this config already, or one that provides the architecture but declines; else None.
+
+    Raises:
+        PluginError: several plugins claim it, or the one that does is broken.
+    """
+    if not any(model.architecture == config.architecture for model in plugins.models):
+        return None
+    origin = str(plugins.resolve(config.architecture).target.origin)
+    try:
+        find_served(config, plugins)
+    except UnsupportedModelError as error:
+        refusal = Refusal(config.architecture, str(error), f"a change to {origin}, which provides this architecture")
+        return Assessment("refused", config.architecture, served_by=origin, refusals=(refusal,))
+    return Assessment("covered", config.architecture, served_by=origin)
+
+
+def assess(config: ModelConfig, weights: Path | None = None, *, trust_remote_code: bool = False) -> Assessment:
+    """Recognise the reference, write the plugin's files, and prove them.
+
+    Args:
+        weights: the checkpoint's directory when it holds tensors; only their headers are read.
+
+    Raises:
+        ConfigError: names that cannot name a plugin, or a config that transformers cannot read.
+        CheckpointError: damaged files.
+    """
+    names = plugin_names(config.raw.get("model_type"), config.architecture)
+    try:
+        cls = reference_class(
+            config.architecture, config.hf, trust_remote_code, str(config.path and config.path.parent)
+        )
+        reference = small_reference(cls, config.hf)
+        decoder = _recognise(reference, config.hf)
+    except UnsupportedModelError as error:
+        return _refused(names, Refusal(config.architecture, str(error), "a reference that can be observed"))
+    except UnrecognisedError as error:
+        return _refused(names, Refusal(error.block, error.reason, error.needs))
+    recognised = tuple(describe(decoder))
+    modeling = f"{cls.__module__.rpartition('.')[2]}.py"
+    files = scaffold(names, decoder, config.hf, config.raw, modeling, recognised)
+    return _proven(config, weights, names, files, reference, recognised)
+
+
+def _recognise(reference: Reference, config: Any) -> Decoder:
+    from rtp_runtime.enable.recognise import recognise_decoder
+    from rtp_runtime.enable.recognise.rotary import check_tables
+    from rtp_runtime.enable.recognise.view import View
+    from rtp_runtime.enable.recording import record
+
+    view = View(reference, record(reference.model, reference.config.vocab_size))
+    decoder = recognise_decoder(view)
+    check_tables(view, config)
+    return dataclasses.replace(decoder, pinned=find_pins(reference, config))
+
+
+def _proven(
+    config: ModelConfig,
+    weights: Path | None,
+    names: PluginNames,
+    files: Mapping[str, str],
+    reference: Reference,
+    recognised: tuple[str, ...],
+) -> Assessment:
+    made = Assessment("usable", config.architecture, recognised=recognised, names=names, files=files)
+    if weights is not None:
+        try:
+            made = dataclasses.replace(made, audited=_audit(config, weights, names, files))
+        except CheckpointError as error:
+            refusal = Refusal("tensors of the checkpoint", str(error), "weight descriptors for these tensors")
+            return _refused(names, refusal, recognised)
+    proof = prove(reference, names, files)
+    if not proof.holds:
+        refusal = Refusal(
+            config.architecture,
+            "every block was recognised, but the whole differs: logits by "
+            f"{proof.error:.1e} of their spread (tolerance {proof.tolerance:.0e}).",
+            "a step that no block shows; compare the reference by hand",
+        )
+        return _refused(names, refusal, recognised)
+    return dataclasses.replace(made, proof=proof)
+
+
+def _audit(config: ModelConfig, weights: Path, names: PluginNames, files: Mapping[str, str]) -> int:
+    """Hold the checkpoint's headers against the scaffold's descriptors.
+
+    Returns the number of tensors. Raises CheckpointError.
+    """
+    import tempfile
+
+    from rtp_runtime.model.dtypes import choose_dtype
+    from rtp_runtime.weights.audit import choose_layout
+    from rtp_runtime.weights.headers import read_headers
+
+    headers = read_headers(weights)
+    with (
+        tempfile.TemporaryDirectory(prefix="rtp-enable-") as temporary,
+        importable(names, files, Path(temporary)) as plugins,
+    ):
+        served = find_served(config, plugins)
+        dtype = choose_dtype("auto", config, headers, "cpu")
+        choose_layout(served.weights, headers, dtype, config.tie_flags())
+    return len(headers.tensors)
+
+
+def _refused(names: PluginNames, refusal: Refusal, recognised: tuple[str, ...] = ()) -> Assessment:
+    return Assessment("refused", names.architecture, recognised=recognised, refusals=(refusal,), names=names)

@@ -1,0 +1,40 @@
+"""Lines of Python in the form that `ruff format` gives them, so that a scaffold needs no formatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WIDTH = 120
+INDENT = "    "
+
+
+def call(head: str, arguments: Sequence[str], tail: str = ")", *, indent: int = 8, explode: bool = False) -> list[str]:
+    """`head` + arguments + `tail`, on one line if it fits, else indented on one, else each on its own.
+
+    `head` ends with the opening bracket. `indent` is the column at which the template puts the first line. An argument
+    with line breaks stands on lines of its own.
+    """
+    flat = ", ".join(arguments)
+    simple = "\n" not in flat and not explode
+    if simple and indent + len(head + flat + tail) <= WIDTH:
+        return [head + flat + tail]
+    if simple and indent + len(INDENT + flat) <= WIDTH:
+        return [head, INDENT + flat, tail]
+    # A lone argument with brackets of its own takes no comma.
+    comma = "" if len(arguments) == 1 and "\n" in flat else ","
+    inner = [INDENT + line for argument in arguments for line in f"{argument}{comma}".split("\n")]
+    return [head, *inner, tail]
+
+
+def nested(head: str, arguments: Sequence[str], tail: str = ")", *, indent: int) -> str:
+    """`call` as one argument of another call."""
+    return "\n".join(call(head, arguments, tail, indent=indent))
+
+
+def from_import(module: str, names: Sequence[str]) -> list[str]:
+    """`from module import names`, sorted as the linter wants."""
+    ordered = sorted(set(names), key=lambda name: (not name.isupper(), name[0].islower(), name))
+    line = f"from {module} import {', '.join(ordered)}"
+    if len(line) <= WIDTH:
+        return [line]
+    return call(f"from {module} import (", ordered, indent=WIDTH, explode=True)

@@ -1,0 +1,85 @@
+"""Compares recorded tensors, and finds which config key a number came from.
+
+Everything here asks one question: is this the value that was seen? Equality is up to float32 rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RELATIVE = 2e-5
+"""Rounding of a few float32 operations, far below any wrong formula on random data."""
+
+
+def same(found: Tensor, wanted: Tensor) -> bool:
+    """Whether the two hold the same values, whatever their leading axes."""
+    if found.numel() != wanted.numel() or found.shape[-1] != wanted.shape[-1]:
+        return False
+    found, wanted = found.reshape(-1).double(), wanted.reshape(-1).double()
+    return bool((found - wanted).abs().max() <= RELATIVE * wanted.abs().max())
+
+
+def combination(wanted: Tensor, values: Mapping[str, Tensor]) -> dict[str, float] | None:
+    """`wanted` as a sum of factors times `values`, or None: {"hidden": 1.0, "self_attn": 0.22}."""
+    names = [name for name, value in values.items() if value.numel() == wanted.numel()]
+    if not names:
+        return None
+    columns = torch.stack([values[name].reshape(-1).double() for name in names], dim=1)
+    norms = columns.norm(dim=0).clamp(min=1e-30)
+    columns = columns / norms
+    # Normal equations: few columns, far from parallel, and float64 against data of float32.
+    solution = torch.linalg.pinv(columns.T @ columns) @ (columns.T @ wanted.reshape(-1).double()) / norms
+    factors = {name: _rounded(float(factor)) for name, factor in zip(names, solution, strict=True)}
+    found = {name: factor for name, factor in factors.items() if abs(factor) > 1e-6}
+    total = sum(
+        (factor * values[name].double() for name, factor in found.items()), torch.zeros((), dtype=torch.float64)
+    )
+    return found if found and same(total.reshape(wanted.shape), wanted) else None
+
+
+def _rounded(factor: float) -> float:
+    return float(round(factor)) if abs(factor - round(factor)) < 1e-5 else factor
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A number as the model file writes it: `code` over `config`, and the keys it reads."""
+
+    code: str
+    keys: tuple[str, ...] = ()
+
+
+def express(value: float, config: Any, keys: Iterable[str]) -> Expression | None:
+    """How `value` follows from one of the config `keys` (or one and the number of layers); None when it does not."""
+    numbers = [(key, found) for key in sorted(keys) if (found := _number(config, key)) is not None]
+    forms: Sequence[tuple[str, Any]] = (
+        ("{}", lambda x: x),
+        ("{}**-0.5", lambda x: x**-0.5 if x > 0 else math.nan),
+        ("{}**0.5", lambda x: x**0.5 if x > 0 else math.nan),
+        ("1 / {}", lambda x: 1 / x if x else math.nan),
+    )
+    for form, function in forms:
+        for key, number in numbers:
+            if close(function(number), value):
+                return Expression(form.format(f"config.{key}"), (key,))
+    layers = _number(config, "num_hidden_layers")
+    for key, number in numbers:
+        if layers and close(number / layers**0.5, value):
+            return Expression(f"config.{key} / config.num_hidden_layers**0.5", (key, "num_hidden_layers"))
+    return None
+
+
+def close(found: float, wanted: float) -> bool:
+    """Equal up to float32 rounding."""
+    return math.isclose(found, wanted, rel_tol=1e-5)
+
+
+def _number(config: Any, key: str) -> float | None:
+    value = getattr(config, key, None)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

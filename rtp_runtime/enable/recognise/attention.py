@@ -1,0 +1,220 @@
+"""Grouped attention, from the query, key and value that reach the attention function back to the projections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtp_runtime.enable.findings import Attention, Projection, UnrecognisedError
+from rtp_runtime.enable.match import close, same
+from rtp_runtime.enable.recognise.norm import recognise_norm
+from rtp_runtime.enable.recognise.rotary import candidates
+from rtp_runtime.enable.recognise.tables import Table
+from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
+from rtp_runtime.enable.recording import AttentionCall, Call
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What may differ between layers that share a class."""
+
+    window: int | None
+    table: str | None
+    """Key of the rotary table; None when heads are not turned."""
+    layout: str | None
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class _Path:
+    """How a projection's output became a query or key."""
+
+    projection: Projection
+    norm: Call | None = None
+    norm_after_rotary: bool = False
+    table: Table | None = None
+    layout: str | None = None
+
+    @property
+    def turns(self) -> tuple[str | None, str | None, bool]:
+        return self.table.key if self.table else None, self.layout, self.norm_after_rotary
+
+
+def recognise_attention(view: View, name: str) -> tuple[Attention, LayerFacts]:
+    """The attention block `name`.
+
+    Raises:
+        UnrecognisedError: a part of it is not one of ours, named.
+    """
+    call = view.recording.attention[name]
+    children = view.recording.children(name)
+    q_path, k_path = (_trace(view, name, children, part, x) for part, x in (("query", call.query), ("key", call.key)))
+    v_path = _trace(view, name, children, "value", call.value)
+    if v_path.norm is not None or v_path.table is not None:
+        raise UnrecognisedError(
+            view.label(name), "its values are normed or turned.", "attention whose values are changed"
+        )
+    if q_path.turns != k_path.turns:
+        raise UnrecognisedError(view.label(name), "queries and keys are treated differently.", "a rotary of its own")
+    window = _window(view, name, call)
+    scale, cap = _scale(view, name, call), call.options.get("softcap")
+    sinks = call.options.get("s_aux")
+    _check_formula(view, name, call, window)
+    found = Attention(
+        class_name=type(view.module(name)).__name__,
+        q=q_path.projection,
+        k=k_path.projection,
+        v=v_path.projection,
+        out=_output(view, name, children, call),
+        scale=scale,
+        soft_cap=view.express(cap, view.keys_of(view.module(name)), view.label(name), "its soft cap").code
+        if cap
+        else None,
+        sinks=sinks is not None,
+        **_norms(view, name, q_path, k_path),
+    )
+    partial = k_path.table is not None and 2 * k_path.table.inv_freq.numel() < call.key.shape[-1]
+    return found, LayerFacts(window, k_path.table.key if k_path.table else None, k_path.layout, partial)
+
+
+def _norms(view: View, name: str, q: _Path, k: _Path) -> dict[str, Any]:
+    if q.norm is None and k.norm is None:
+        return {}
+    if q.norm is None or k.norm is None:
+        raise UnrecognisedError(view.label(name), "only one of queries and keys is normed.", "attention with one norm")
+    norm = recognise_norm(view, q.norm.name)
+    if recognise_norm(view, k.norm.name) != norm:
+        raise UnrecognisedError(
+            view.label(name), "queries and keys have different norms.", "attention with two kinds of norm"
+        )
+    return {
+        "q_norm": leaf(q.norm.name),
+        "k_norm": leaf(k.norm.name),
+        "norm": norm,
+        "norm_flat": q.norm.inputs[0].ndim == 3,
+        "norm_after_rotary": q.norm_after_rotary,
+    }
+
+
+def _trace(view: View, name: str, children: list[Call], what: str, target: Tensor) -> _Path:
+    """Follow one of query, key, value [1, heads, tokens, dim] back to a projection."""
+    heads = target.shape[1]
+    wanted = rows(target, heads)
+    norms = [call for call in children if call not in linears(children) and list(call.module.parameters())]
+    for projection, base in _slices(children, wanted.shape[-1], target.shape[-1]):
+        path = _match(view, projection, base, wanted, heads, norms)
+        if path is not None:
+            return path
+    raise UnrecognisedError(
+        view.label(name),
+        f"its {what} is no projection that is normed per head or whole and turned by a known rotary layout.",
+        f"an op for how it makes its {what}",
+    )
+
+
+def _match(
+    view: View, projection: Projection, base: Tensor, wanted: Tensor, heads: int, norms: list[Call]
+) -> _Path | None:
+    if same(base, wanted):
+        return _Path(projection)
+    for call in norms:
+        if _reads(call, base, heads):
+            after = rows(call.outputs[0], heads)
+            if same(after, wanted):
+                return _Path(projection, call)
+            for table, layout, result in candidates(view, after, heads):
+                if same(result, wanted):
+                    return _Path(projection, call, False, table, layout)
+    for table, layout, result in candidates(view, base, heads):
+        if same(result, wanted):
+            return _Path(projection, table=table, layout=layout)
+        for call in norms:
+            if _reads(call, result, heads) and same(rows(call.outputs[0], heads), wanted):
+                return _Path(projection, call, True, table, layout)
+    return None
+
+
+def _reads(call: Call, x: Tensor, heads: int) -> bool:
+    return bool(call.inputs) and call.inputs[0].numel() == x.numel() and same(rows(call.inputs[0], heads), x)
+
+
+def _slices(children: list[Call], size: int, dim: int) -> list[tuple[Projection, Tensor]]:
+    """Outputs of the projections that are `size` wide, and runs of whole heads in wider ones."""
+    found = []
+    for call in linears(children):
+        out = rows(call.outputs[0])
+        bias = call.module.bias is not None
+        if out.shape[-1] == size:
+            found.append((Projection(leaf(call.name), bias, 0, size), out))
+        elif out.shape[-1] > size:
+            for start in range(0, out.shape[-1] - size + 1, dim):
+                part = Projection(leaf(call.name), bias, start, size, whole=False)
+                found.append((part, out[:, start : start + size]))
+    return found
+
+
+def _window(view: View, name: str, call: AttentionCall) -> int | None:
+    tokens = call.query.shape[2]
+    if call.mask is None:
+        raise UnrecognisedError(
+            view.label(name), "it attends without a mask, so it is not causal.", "attention that looks ahead"
+        )
+    visible = (call.mask if call.mask.dtype == torch.bool else call.mask == 0)[0, 0]
+    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
+    window = int(visible[-1].sum())
+    if not torch.equal(visible, (distance >= 0) & (distance < window)):
+        raise UnrecognisedError(
+            view.label(name), "its mask is neither causal nor a causal window.", "attention with this mask"
+        )
+    return None if window == tokens else window
+
+
+def _scale(view: View, name: str, call: AttentionCall) -> str | None:
+    dim = call.query.shape[-1]
+    scale = call.options.get("scaling", dim**-0.5)
+    if close(scale, dim**-0.5):
+        return None
+    return view.express(scale, view.keys_of(view.module(name)), view.label(name), "its softmax scale").code
+
+
+def _check_formula(view: View, name: str, call: AttentionCall, window: int | None) -> None:
+    """The attention function itself: softmax of scaled, capped, masked products, with sinks in the denominator."""
+    groups = call.query.shape[1] // call.key.shape[1]
+    key, value = (x.double().repeat_interleave(groups, dim=1) for x in (call.key, call.value))
+    scores = call.query.double() @ key.transpose(2, 3) * call.options.get("scaling", call.query.shape[-1] ** -0.5)
+    if cap := call.options.get("softcap"):
+        scores = torch.tanh(scores / cap) * cap
+    tokens = scores.shape[-1]
+    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
+    scores = scores.masked_fill((distance < 0) | (distance >= (window or tokens)), float("-inf"))
+    if (sinks := call.options.get("s_aux")) is not None:
+        column = sinks.double().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    if not same((weights @ value).transpose(1, 2).float(), call.output):
+        raise UnrecognisedError(
+            view.label(name),
+            "its attention function is not softmax attention with scale, window, soft cap or sinks.",
+            "an attention op of its own",
+        )
+
+
+def _output(view: View, name: str, children: list[Call], call: AttentionCall) -> Projection:
+    wanted = rows(call.output)
+    result = rows(view.recording.of(name).outputs[0])
+    for child in linears(children):
+        if (
+            child.inputs[0].numel() == wanted.numel()
+            and same(rows(child.inputs[0]), wanted)
+            and same(rows(child.outputs[0]), result)
+        ):
+            return Projection(leaf(child.name), child.module.bias is not None, 0, result.shape[-1])
+    raise UnrecognisedError(
+        view.label(name),
+        "what attention returns does not go straight through one output projection.",
+        "the steps between",
+    )

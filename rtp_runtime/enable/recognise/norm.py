@@ -1,0 +1,48 @@
+"""Which of our norms a module is: both run on random data until they agree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rtp_kernel.ops.norm import layer_norm, rms_norm
+from rtp_runtime.enable.findings import Norm, UnrecognisedError
+from rtp_runtime.enable.match import express, same
+from rtp_runtime.enable.recognise.view import View
+
+
+@torch.no_grad()
+def recognise_norm(view: View, name: str) -> Norm:
+    """The norm that the module `name` computes.
+
+    Raises:
+        UnrecognisedError: it is none of RMSNorm (w or 1 + w) and LayerNorm.
+    """
+    module = view.module(name)
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or len(list(module.parameters())) != 1 + (bias is not None):
+        raise UnrecognisedError(
+            view.label(name), "it is not a norm with one weight per channel.", "a norm component of its own"
+        )
+    # Small values, so that a wrong eps shows.
+    x = torch.randn(64, weight.shape[0], generator=torch.Generator().manual_seed(1)) * 0.05
+    wanted = module(x)
+    for eps in _eps_values(view, module):
+        for kind, offset in (("rms", 0.0), ("rms", 1.0), ("layer", 0.0)):
+            found = rms_norm(x, weight, eps, offset) if kind == "rms" else layer_norm(x, weight, bias, eps)
+            if same(found, wanted) and (kind == "layer" or bias is None):
+                return Norm(kind, _eps_code(view, eps), bool(offset), bias is not None)
+    raise UnrecognisedError(
+        view.label(name), "its output is neither RMSNorm's (w or 1 + w) nor LayerNorm's.", "a norm component of its own"
+    )
+
+
+def _eps_values(view: View, module: nn.Module) -> list[float]:
+    own = [value for key, value in vars(module).items() if "eps" in key and isinstance(value, float)]
+    keys = [key for key in view.reference.reads if "eps" in key]
+    return own + [value for key in keys if isinstance(value := getattr(view.config, key), float)]
+
+
+def _eps_code(view: View, eps: float) -> str:
+    found = express(eps, view.config, [key for key in view.reference.reads if "eps" in key])
+    return found.code if found else repr(eps)

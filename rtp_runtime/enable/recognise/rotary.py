@@ -1,0 +1,62 @@
+"""Whether the reference's rotary tables are ours, and which of our layouts turns what went in into what came out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtp_kernel.ops.rotary import LAYOUTS, RopeParameters, rotary
+from rtp_runtime.enable.findings import UnrecognisedError
+from rtp_runtime.enable.match import same
+from rtp_runtime.enable.recognise.tables import Table, find_tables
+from rtp_runtime.enable.recognise.view import View
+
+
+def check_tables(view: View, config: Any) -> None:
+    """The reference's tables for the full config, bit for bit against ours.
+
+    Raises:
+        UnrecognisedError: a rope type or share that is not ours.
+    """
+    for name in dict.fromkeys(table.module for table in view.tables):
+        full = type(view.module(name))(config=config)
+        for table in find_tables(full):
+            try:
+                rope = RopeParameters.from_dict(_parameters(config, table.key))
+                inv_freq, scaling = rope.table(2 * table.inv_freq.numel())
+            except (ValueError, TypeError) as error:
+                raise UnrecognisedError(
+                    view.label(name), f"{error}.", "that rope type in rtp_kernel.ops.rotary"
+                ) from error
+            if not torch.equal(inv_freq, table.inv_freq) or scaling != table.scaling:
+                raise UnrecognisedError(
+                    view.label(name),
+                    f"its table is not that of rope type {rope.rope_type!r}.",
+                    "that table in rtp_kernel.ops.rotary",
+                )
+
+
+def _parameters(config: Any, key: str) -> dict[str, Any]:
+    values: dict[str, Any] = config.rope_parameters
+    return values[key] if key else values
+
+
+def turned(x: Tensor, heads: int, table: Table, layout: str) -> Tensor:
+    """x [tokens, heads * dim] with its heads turned."""
+    q = x.view(x.shape[0], heads, -1)
+    return rotary(q, q, *table.angles(x.shape[0]), layout)[0].flatten(1)
+
+
+def candidates(view: View, x: Tensor, heads: int) -> list[tuple[Table, str, Tensor]]:
+    """x turned by every table in every layout that gives another result."""
+    results: list[tuple[Table, str, Tensor]] = []
+    for table in view.tables:
+        if 2 * table.inv_freq.numel() > x.shape[-1] // heads:
+            continue
+        for layout in LAYOUTS:
+            result = turned(x, heads, table, layout)
+            if not any(same(result, other) for _, _, other in results):
+                results.append((table, layout, result))
+    return results

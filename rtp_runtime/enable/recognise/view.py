@@ -1,0 +1,75 @@
+"""What every recogniser is given: the small reference, its recording, and the few questions all of them ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from rtp_runtime.enable.findings import UnrecognisedError
+from rtp_runtime.enable.match import Expression, express
+from rtp_runtime.enable.recognise.tables import Table, find_tables
+from rtp_runtime.enable.recording import Call, Recording
+from rtp_runtime.enable.reference import Reference
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A reference and one run of it."""
+
+    reference: Reference
+    recording: Recording
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Every rotary table of the reference."""
+        return find_tables(self.reference.model)
+
+    @property
+    def config(self) -> Any:
+        return self.reference.config
+
+    def keys_of(self, module: nn.Module, *more: str) -> list[str]:
+        """Config keys that the code of this module's class reads."""
+        name = type(module).__name__
+        return [key for key, readers in self.reference.reads.items() if name in readers] + list(more)
+
+    def express(self, value: float, keys: Iterable[str], block: str, what: str) -> Expression:
+        """`value` as code over the config. Raises UnrecognisedError when no key explains it."""
+        found = express(value, self.config, keys)
+        if found is None:
+            raise UnrecognisedError(
+                block, f"{what} is {value:.6g}, which follows from none of the config keys that it reads.", "that rule"
+            )
+        return found
+
+    def module(self, name: str) -> nn.Module:
+        found: nn.Module = self.reference.model.get_submodule(name)
+        return found
+
+    def label(self, name: str) -> str:
+        """ "model.layers.0.mlp (LlamaMLP)"."""
+        return f"{name} ({type(self.module(name)).__name__})"
+
+
+def rows(tensor: Tensor, heads: int | None = None) -> Tensor:
+    """[1, tokens, heads, dim], [1, heads, tokens, dim] or [1, tokens, width] -> [tokens, width].
+
+    `heads` tells the two forms with four axes apart; it differs from the number of tokens.
+    """
+    if tensor.ndim == 4:
+        if tensor.shape[1] == heads and tensor.shape[2] != heads:
+            tensor = tensor.transpose(1, 2)
+        return tensor.reshape(tensor.shape[1], -1)
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def leaf(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def linears(calls: Iterable[Call]) -> list[Call]:
+    return [call for call in calls if isinstance(call.module, nn.Linear)]

@@ -1,0 +1,142 @@
+"""Runs the small reference once and keeps what went into and came out of every module and every attention call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NUM_TOKENS = 40
+"""Five windows of a shrunken config, so that a window shows in the mask."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of one module: `inputs` are its tensor arguments (positional, then keyword), `outputs` its tensors."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """What a module handed to the attention function: query, key, value [1, heads, tokens, dim], mask and keywords."""
+
+    name: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    options: dict[str, Any]
+    output: Tensor
+    """[1, tokens, heads, dim]"""
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """One run of the reference over one prompt."""
+
+    ids: Tensor
+    calls: tuple[Call, ...]
+    """In the order in which they began."""
+    attention: dict[str, AttentionCall]
+    """By the name of the module that called."""
+    logits: Tensor
+
+    def of(self, name: str) -> Call:
+        """The call of the module `name`; KeyError when it did not run exactly once."""
+        found = [call for call in self.calls if call.name == name]
+        if len(found) != 1:
+            raise KeyError(f"{name} ran {len(found)} times")
+        return found[0]
+
+    def children(self, name: str) -> list[Call]:
+        """Calls of the direct children of the module `name`, in order."""
+        prefix = f"{name}." if name else ""
+        return [
+            c for c in self.calls if c.name.startswith(prefix) and c.name != name and "." not in c.name[len(prefix) :]
+        ]
+
+
+@torch.no_grad()
+def record(model: nn.Module, vocabulary: int, seed: int = 0) -> Recording:
+    """Run `model` on random ids, eager attention, batch 1."""
+    ids = torch.randint(3, vocabulary, (1, NUM_TOKENS), generator=torch.Generator().manual_seed(seed))
+    calls: list[Call] = []
+    attention: dict[str, AttentionCall] = {}
+    with _hooks(model, calls), _attention_recorder(model, attention):
+        logits = model(input_ids=ids, use_cache=False).logits.clone()
+    return Recording(ids, tuple(calls), attention, logits)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested arguments, in order, copied."""
+    if isinstance(value, Tensor):
+        yield value.detach().clone()
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item)
+
+
+@contextmanager
+def _hooks(model: nn.Module, calls: list[Call]) -> Iterator[None]:
+    handles = []
+    open_calls: list[tuple[int, tuple[Tensor, ...]]] = []
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        open_calls.append((len(calls), tuple(tensors((args, kwargs)))))
+        calls.append(Call("", module, (), ()))
+
+    def after(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            place, inputs = open_calls.pop()
+            calls[place] = Call(name, module, inputs, tuple(tensors(output)))
+
+        return hook
+
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after(name), with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _attention_recorder(model: nn.Module, found: dict[str, AttentionCall]) -> Iterator[None]:
+    """Listen where the modeling file looks up its own eager attention function."""
+    modeling = sys.modules[type(model).__module__]
+    original = getattr(modeling, "eager_attention_forward", None)
+    if original is None:
+        yield
+        return
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def listener(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        q, k, v = (part.detach().clone() for part in (query, key, value))
+        result = original(module, query, key, value, mask, *args, **kwargs)
+        kept = {name: option for name, option in kwargs.items() if option is not None}
+        seen = mask.detach().clone() if isinstance(mask, Tensor) else None
+        name = names[id(module)]
+        found[name] = AttentionCall(name, q, k, v, seen, kept, result[0].detach().clone())
+        return result
+
+    modeling.eager_attention_forward = listener  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        modeling.eager_attention_forward = original  # type: ignore[attr-defined]
