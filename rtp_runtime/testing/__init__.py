@@ -1,0 +1,28 @@
+"""For authors of plugins: tiny checkpoints of any config, and the suite that a model must pass. Public."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rtp_runtime.testing.checkpoints import tiny_checkpoint
+    from rtp_runtime.testing.compare import check_plugin
+    from rtp_runtime.testing.conformance import ModelConformance
+    from rtp_runtime.testing.shrink import shrink_config
+
+__all__ = ["ModelConformance", "check_plugin", "shrink_config", "tiny_checkpoint"]
+
+_HOMES = {
+    "ModelConformance": "conformance",
+    "check_plugin": "compare",
+    "shrink_config": "shrink",
+    "tiny_checkpoint": "checkpoints",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

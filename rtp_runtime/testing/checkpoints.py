@@ -1,0 +1,40 @@
+"""Tiny random checkpoints of any transformers decoder, made from its config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rtp_runtime.testing.shrink import shrink_config
+from rtp_runtime.testing.tiny_models import randomise
+
+
+def tiny_checkpoint(config: str | Path | Mapping[str, Any], directory: str | Path, seed: int = 0) -> Path:
+    """Write a tiny float32 checkpoint of the model that `config` describes, with every parameter redrawn.
+
+    Args:
+        config: a config.json, a directory that holds one, or its contents.
+        directory: where to; made if missing.
+
+    Returns `directory`.
+
+    Raises:
+        ConfigError: a config that names no architecture, or one that transformers does not know.
+    """
+    import torch
+    import transformers
+
+    from rtp_runtime.errors import ConfigError
+    from rtp_runtime.model.config import ModelConfig, load_config
+
+    known = ModelConfig(config) if isinstance(config, Mapping) else load_config(config)
+    cls = getattr(transformers, known.architecture, None)
+    if cls is None:
+        raise ConfigError(f"transformers {transformers.__version__} has no class {known.architecture!r}.")
+    torch.manual_seed(seed)
+    model = cls(shrink_config(known.hf)).float().eval()
+    randomise(model, seed)
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory)
+    return Path(directory)

@@ -1,0 +1,189 @@
+"""Comparisons with the reference that a model must stand, each an assertion with the numbers in its message."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rtp_runtime import LLM, EngineConfig
+    from rtp_runtime.model import LoadedModel
+
+TOLERANCE = 2e-5
+"""Largest difference of logits over their spread, unless the reference's own attention paths differ by more."""
+LENGTHS = (1, 5, 37, 90)
+NUM_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny checkpoint, loaded by us and by transformers, both in float32."""
+
+    directory: Path
+    loaded: LoadedModel
+    reference: Any
+
+    @classmethod
+    def load(cls, directory: str | Path, plugins: Sequence[str] = ()) -> Case:
+        """
+        Args:
+            directory: a checkpoint small enough to be run twice.
+            plugins: plugin modules to load besides those that are installed.
+        """
+        import transformers
+
+        from rtp_runtime.model import load_model
+        from rtp_runtime.plugins import load_plugins
+
+        loaded = load_model(directory, dtype="float32", plugins=load_plugins(plugins))
+        reference = getattr(transformers, loaded.config.architecture).from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager"
+        )
+        return cls(Path(directory), loaded, reference.eval())
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.loaded.config.vocab_size)
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        """Random ids: one token, a few, and lengths on both sides of block edges and windows."""
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randint(3, self.vocabulary, (length,), generator=generator).tolist() for length in LENGTHS]
+
+    def engine(self, **limits: Any) -> LLM:
+        """A new engine over the loaded model."""
+        from rtp_runtime import LLM, EngineConfig
+
+        defaults = {"max_num_seqs": 4, "max_model_len": 160, "num_blocks": NUM_BLOCKS}
+        config: EngineConfig = EngineConfig(**(defaults | limits))
+        return LLM.from_loaded(self.loaded, config)
+
+
+@torch.no_grad()
+def reference_logits(model: Any, ids: Sequence[int]) -> Tensor:
+    """[tokens, vocabulary] float32."""
+    logits: Tensor = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+    return logits
+
+
+def logits_error(llm: LLM, model: Any, ids: Sequence[int]) -> float:
+    """max |ours - reference| / std(reference)."""
+    wanted = reference_logits(model, ids)
+    return float((llm.logits(list(ids)) - wanted).abs().max() / wanted.std())
+
+
+def noise(model: Any, ids: Sequence[int]) -> float:
+    """The same measure between the reference's eager and sdpa attention; 0 where it has only one."""
+    wanted = reference_logits(model, ids)
+    try:
+        model.set_attn_implementation("sdpa")
+        other = reference_logits(model, ids)
+    except (ValueError, KeyError, ImportError):
+        return 0.0
+    finally:
+        model.set_attn_implementation("eager")
+    return float((other - wanted).abs().max() / wanted.std())
+
+
+def assert_logits_match(case: Case, llm: LLM, what: str) -> None:
+    """Every position's logits of several prompts equal the reference's."""
+    for ids in case.prompts():
+        tolerance = max(TOLERANCE, 3 * noise(case.reference, ids))
+        error = logits_error(llm, case.reference, ids)
+        assert error <= tolerance, (
+            f"{what}, {len(ids)} tokens: logits differ by {error:.2e} of their spread (≤ {tolerance:.0e})"
+        )
+
+
+def assert_modes_match(case: Case) -> None:
+    """Prompts in chunks and one token at a time give the logits that whole prompts give."""
+    for chunk in (16, 1):
+        with case.engine(max_chunk_tokens=chunk) as llm:
+            assert_logits_match(case, llm, f"chunks of {chunk}")
+
+
+def assert_greedy_matches(case: Case, new_tokens: int = 12) -> None:
+    """Prompts run together, and with room for too few of them at a time, continue as the reference does alone."""
+    from rtp_runtime import SamplingParams
+
+    prompts = case.prompts(seed=1)
+    wanted = [_continuation(case.reference, ids, new_tokens) for ids in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    for name, limits in {
+        "in one batch": {},
+        "two at a time": {"max_num_seqs": 2, "max_num_batched_tokens": 24},
+    }.items():
+        with case.engine(**limits) as llm:
+            for ids, output, expected in zip(prompts, llm.generate(prompts, params), wanted, strict=True):
+                _assert_same_tokens(case, ids, list(output.token_ids), expected, name)
+
+
+def _continuation(model: Any, ids: list[int], count: int) -> list[int]:
+    out = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    found: list[int] = out[0, len(ids) :].tolist()
+    return found
+
+
+def _assert_same_tokens(case: Case, ids: list[int], found: list[int], wanted: list[int], what: str) -> None:
+    """Equal up to a tie: a token whose logit the reference holds equal to the best, within the tolerance."""
+    for place, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+        if ours != theirs:
+            logits = reference_logits(case.reference, ids + wanted[:place])[-1]
+            gap = float((logits[theirs] - logits[ours]) / logits.std())
+            assert gap <= 2 * TOLERANCE, (
+                f"{what}, {len(ids)} tokens: token {place} is {ours}, not {theirs} (gap {gap:.1e})"
+            )
+            return
+
+
+def assert_export_complete(case: Case) -> None:
+    """Every tensor of the checkpoint comes back from the loaded module with its name, dtype and bytes."""
+    from rtp_runtime.weights.export import export_weights
+
+    def read(name: str) -> Tensor:
+        path, _, leaf = name.rpartition(".")
+        owner: Any = case.loaded.module.get_submodule(path)
+        found: Tensor = owner.logical(leaf) if hasattr(owner, "logical") else getattr(owner, leaf)
+        return found
+
+    with tempfile.TemporaryDirectory() as temporary:
+        export_weights(read, case.loaded.weights, "float32", temporary)
+        before, after = dict(_tensors(case.directory)), dict(_tensors(Path(temporary)))
+        assert before.keys() == after.keys(), f"lost or added: {sorted(before.keys() ^ after.keys())}"
+        for name, tensor in before.items():
+            assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name]), f"{name} came back changed"
+
+
+def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    from safetensors.torch import load_file
+
+    for file in sorted(directory.glob("*.safetensors")):
+        yield from load_file(file).items()
+
+
+def check_plugin(model_dir: str | Path, plugins: Sequence[str] = ()) -> None:
+    """Hold the plugin that serves a tiny checkpoint against transformers: all that `ModelConformance` tests.
+
+    Raises:
+        AssertionError: the first comparison that fails, with its numbers.
+        RtpError: the checkpoint cannot be loaded, its audit is not clean, or no plugin serves it.
+    """
+    case = Case.load(model_dir, plugins)
+    with case.engine() as llm:
+        assert_logits_match(case, llm, "whole prompts")
+    assert_modes_match(case)
+    assert_greedy_matches(case)
+    assert_export_complete(case)

@@ -1,0 +1,52 @@
+"""The conformance suite as a pytest class: a plugin's tests subclass it and name a config.
+
+class TestLlama(ModelConformance):
+    config = Path(__file__).with_name("config.json")
+    plugins = ("rtp_plugin_llama",)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rtp_runtime.testing.checkpoints import tiny_checkpoint
+from rtp_runtime.testing.compare import (
+    Case,
+    assert_export_complete,
+    assert_greedy_matches,
+    assert_logits_match,
+    assert_modes_match,
+)
+
+
+class ModelConformance:
+    """What every model must satisfy, on a tiny random checkpoint of `config`."""
+
+    config: ClassVar[str | Path | Mapping[str, Any]]
+    """A config.json, or its contents; it is shrunk."""
+    plugins: ClassVar[Sequence[str]] = ()
+    """Plugin modules to load besides those that are installed; a failure of theirs is an error."""
+
+    @pytest.fixture(scope="class")
+    def case(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+        """The checkpoint, loaded by both sides; loading it has audited it."""
+        cls = request.cls
+        directory = tiny_checkpoint(cls.config, tmp_path_factory.mktemp("checkpoint"))
+        return Case.load(directory, cls.plugins)
+
+    def test_whole_prompts_match_the_reference(self, case: Case) -> None:
+        with case.engine() as llm:
+            assert_logits_match(case, llm, "whole prompts")
+
+    def test_chunks_and_single_tokens_match_the_reference(self, case: Case) -> None:
+        assert_modes_match(case)
+
+    def test_batches_continue_as_the_reference_does(self, case: Case) -> None:
+        assert_greedy_matches(case)
+
+    def test_export_returns_every_tensor(self, case: Case) -> None:
+        assert_export_complete(case)
