@@ -45,16 +45,18 @@ class Flight:
     ticket: int
     rows: list[StepRow]
     lives: list[int]
+    owners: dict[tuple[int, int], int]
+    """(group, block or slot that is written) -> life of the request"""
     writes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     """(rows of a state, places, values)"""
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(blocks=st.integers(4, 12))
+    @initialize(blocks=st.integers(5, 14))
     def start(self, blocks: int) -> None:
         self.manager = StateManager(
             DESCRIPTORS, cache_dtype=torch.float32, block_size=BLOCK, num_blocks=blocks,
-            max_requests=2, max_drafts=DRAFTS, num_snapshots=1,
+            max_requests=2, max_drafts=DRAFTS, num_snapshots=2,
         )  # fmt: skip
         self.data = {name: view for layer in self.manager.views() for name, view in layer.items()}
         self.tokens: dict[int, list[int]] = {}
@@ -71,9 +73,14 @@ class Machine(RuleBasedStateMachine):
 
     # Rules
 
-    @rule(shares=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20), st.integers(0, DRAFTS)), max_size=3))
+    @rule(
+        shares=st.lists(
+            st.tuples(st.integers(0, 3), st.integers(1, 13), st.integers(0, DRAFTS)), min_size=1, max_size=3
+        ),
+        keep=st.booleans(),
+    )
     @precondition(lambda self: len(self.flights) < 3)
-    def submit(self, shares: list[tuple[int, int, int]]) -> None:
+    def submit(self, shares: list[tuple[int, int, int]], keep: bool) -> None:
         undecided = {row.request for flight in self.flights for row in flight.rows if row.drafts}
         rows: list[StepRow] = []
         for request, count, drafts in {share[0]: share for share in shares}.values():
@@ -89,13 +96,21 @@ class Machine(RuleBasedStateMachine):
                 rows.append(StepRow(request, len(self.tokens[request]), count, drafts))
         if not rows:
             return
+        if keep:
+            self.snapshot(int(rows[0].request))
         batches = self.manager.group_batches(rows, len(rows) + 1, sum(row.num_tokens for row in rows) + 2)
         self.check_read(rows, batches)
         for row in rows:
             self.tokens[int(row.request)] += range(self.next_token, self.next_token + row.num_tokens)
             self.next_token += row.num_tokens
         lives = [self.lives[int(row.request)] for row in rows]
-        self.flights.append(Flight(self.manager.begin_step(rows), rows, lives, self.writes(rows, batches)))
+        owners = self.owners(rows, lives, batches)
+        for flight in self.flights:
+            shared = flight.owners.keys() & owners.keys()
+            assert all(flight.owners[block] == owners[block] for block in shared), (
+                "granted while a step may write to it"
+            )
+        self.flights.append(Flight(self.manager.begin_step(rows), rows, lives, owners, self.writes(rows, batches)))
         self.replay()
 
     @rule(accepted=st.lists(st.integers(0, DRAFTS), min_size=3, max_size=3))
@@ -113,55 +128,70 @@ class Machine(RuleBasedStateMachine):
                 self.manager.truncate(row.request, kept)
                 del self.tokens[int(row.request)][kept:]
             self.manager.commit(row.request, kept)
+        if not self.flights:
+            self.manager.poison()
 
-    @rule(request=st.integers(0, 3))
+    @rule(which=st.integers(0, 3))
+    @precondition(lambda self: len(self.tokens) > 1)
+    def release_one(self, which: int) -> None:
+        request = sorted(self.tokens)[which % len(self.tokens)]
+        self.release(request)
+        self.release(request)
+
     def release(self, request: int) -> None:
         self.manager.release(request)
         self.tokens.pop(request, None)
         self.lives.pop(request, None)
 
-    @rule(request=st.integers(0, 3), ahead=st.integers(1, 4))
-    @precondition(lambda self: len(self.holdings) < 3)
-    def snapshot(self, request: int, ahead: int) -> None:
-        tokens = self.tokens.get(request)
-        if tokens is None or any(row.request == request for flight in self.flights for row in flight.rows):
-            return
+    def snapshot(self, request: int) -> None:
+        """Where the request stands, if that is the end of a block; otherwise at the next one, perhaps in this step."""
+        tokens = self.tokens[request]
+        quiet = all(row.request != request for flight in self.flights for row in flight.rows)
         here = len(tokens)
-        target = here if here and here % BLOCK == 0 and ahead == 1 else (here // BLOCK + ahead) * BLOCK
-        holding = self.manager.snapshot(request, target)
+        target = here if here and here % BLOCK == 0 and quiet else (here // BLOCK + 1) * BLOCK
+        holding = self.manager.snapshot(request, target) if len(self.holdings) < 3 else None
         if holding is not None:
             self.holdings.append((holding, tokens if target > here else list(tokens)))
 
-    @rule(request=st.integers(0, 3), which=st.integers(0, 5))
-    @precondition(lambda self: self.holdings)
-    def restore(self, request: int, which: int) -> None:
-        holding, tokens = self.holdings[which % len(self.holdings)]
-        if request not in self.tokens and holding.complete and not holding.released:
-            assert self.manager.restore(request, holding) == holding.num_tokens
-            self.tokens[request], self.lives[request] = tokens[: holding.num_tokens], self.next_life
-            self.next_life += 1
+    @rule(which=st.integers(0, 2))
+    @precondition(lambda self: any(holding.complete for holding, _ in self.holdings) and len(self.tokens) < 4)
+    def restore(self, which: int) -> None:
+        complete = [(holding, tokens) for holding, tokens in self.holdings if holding.complete]
+        holding, tokens = complete[which % len(complete)]
+        request = next(request for request in range(4) if request not in self.tokens)
+        assert self.manager.restore(request, holding) == holding.num_tokens
+        self.tokens[request], self.lives[request] = tokens[: holding.num_tokens], self.next_life
+        self.next_life += 1
 
-    @rule(which=st.integers(0, 5))
-    @precondition(lambda self: self.holdings)
+    @rule(which=st.integers(0, 2))
+    @precondition(lambda self: any(holding.complete for holding, _ in self.holdings) and len(self.holdings) < 4)
     def transfer(self, which: int) -> None:
-        holding, tokens = self.holdings[which % len(self.holdings)]
-        if holding.complete and not holding.released and len(self.holdings) < 3:
-            self.holdings.append((self.manager.transfer(holding), tokens[: holding.num_tokens]))
+        complete = [(holding, tokens) for holding, tokens in self.holdings if holding.complete]
+        holding, tokens = complete[which % len(complete)]
+        self.holdings.append((self.manager.transfer(holding), tokens[: holding.num_tokens]))
 
-    @rule(which=st.integers(0, 5))
-    @precondition(lambda self: self.holdings)
+    @rule(which=st.integers(0, 3))
+    @precondition(lambda self: len(self.holdings) > 1)
     def let_go(self, which: int) -> None:
-        holding, _ = self.holdings[which % len(self.holdings)]
+        holding, _ = self.holdings.pop(which % len(self.holdings))
         self.manager.let_go(holding)
         self.manager.let_go(holding)
-        self.holdings.pop(which % len(self.holdings))
-
-    @rule()
-    @precondition(lambda self: not self.flights)
-    def poison(self) -> None:
-        self.manager.poison()
 
     # What steps write, and what must be read
+
+    def owners(
+        self, rows: list[StepRow], lives: list[int], batches: tuple[GroupBatch, ...]
+    ) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        for place, (row, life) in enumerate(zip(rows, lives, strict=True)):
+            for group, batch in enumerate(batches):
+                if batch.block_table is not None:
+                    written = batch.block_table[place, row.start // batch.block_size :].tolist()
+                else:
+                    assert batch.write is not None
+                    written = [int(batch.write[place])]
+                found |= {(group, block): life for block in written if block}
+        return found
 
     def writes(
         self, rows: list[StepRow], batches: tuple[GroupBatch, ...]
@@ -248,4 +278,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestStateManager = Machine.TestCase
-TestStateManager.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStateManager.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
