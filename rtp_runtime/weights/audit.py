@@ -165,7 +165,8 @@ def _misfits(layout: ResolvedLayout, headers: Headers, model_dtype: str) -> Iter
             header = headers.tensors.get(leaf.name)
             if header is None:
                 continue
-            regions.setdefault(leaf.name, []).append(leaf.region)
+            if header.shape == leaf.shape:
+                regions.setdefault(leaf.name, []).append(leaf.region)
             if (leaf.name, target) not in seen:
                 seen.add((leaf.name, target))
                 yield from _misfit(leaf, header, target, parameter.name)

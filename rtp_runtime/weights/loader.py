@@ -149,6 +149,8 @@ def _reader(
                     return
                 full.put((_fill(descriptor, read, first, last, buffer), buffer))
         full.put(None)
+    except OSError as error:
+        full.put(CheckpointError(f"{path}: cannot be read ({error.strerror}). Was it changed meanwhile?"))
     except BaseException as error:  # handed to the caller's thread, which raises it
         full.put(error)
     finally:

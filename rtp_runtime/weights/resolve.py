@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rtp_runtime.errors import PluginError
 from rtp_runtime.weights.descriptors import Layout, Skip, Source, Tie, Weight
+from rtp_runtime.weights.dtypes import BITS
 from rtp_runtime.weights.lowering import Units, lower
 from rtp_runtime.weights.operations import named, shape
 
@@ -73,6 +74,8 @@ def resolve(layout: Layout, units: Units | None = None) -> ResolvedLayout:
 
 
 def _write_out(weight: Weight, units: Units) -> Iterator[Parameter]:
+    if weight.dtype != "model" and weight.dtype not in BITS:
+        raise PluginError(f'{weight.parameter}: dtype {weight.dtype!r} is not "model" or one of {", ".join(BITS)}.')
     for values in itertools.product(*weight.over.values()):
         fields: Mapping[str, int] = dict(zip(weight.over, values, strict=True))
         yield Parameter(named(weight.parameter, fields), lower(weight.source, fields, units), weight.dtype)
