@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,7 @@ class Ticket:
     """By place of the chunk in the plan: [its tokens, V] float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
+class ChunkResult(NamedTuple):
     """What a collected step says of one chunk."""
 
     chunk: Chunk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,7 +113,7 @@ def fake() -> FakeModel:
 
 
 @pytest.fixture
-def loaded(fake: FakeModel) -> Any:
+def loaded(fake: FakeModel, tmp_path: Path) -> Any:
     """What load_model would return of it."""
     axes = {"id": 1}
     raw = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "eos_token_id": None}
@@ -122,7 +123,7 @@ def loaded(fake: FakeModel) -> Any:
         states=StateDescriptors([{"ids": PagedState(axes=axes)}, {"ids": WindowState(axes=axes, window=WINDOW)}]),
         dtype=torch.float32,
         device="cpu",
-        path=None,
+        path=tmp_path,
         ops=SimpleNamespace(deterministic=False),
     )
 
