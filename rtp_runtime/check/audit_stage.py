@@ -23,12 +23,12 @@ def run_audit(session: Session) -> StageResult:
         PluginError: descriptors that contradict each other.
     """
     stage = StageResult("audit")
-    audit = _best_audit(session)
+    audit, num_layers = _best_audit(session)
     reference = session.reference
-    if not audit.clean and reference.defects and session.options.reference is None:
-        raise CheckpointError(f"{session.options.model}: the checkpoint is not what the model needs.\n{audit.report()}")
+    if session.options.reference is None:
+        _refuse_bad_checkpoint(session, audit)
     for item in audit.findings:
-        stage.findings.append(_finding(session, item.tensor, item.kind, item.message))
+        stage.findings.append(_finding(session, item.tensor, item.kind, item.message, num_layers))
     for name, reason in audit.skipped.items():
         if _is_used(session, name):
             stage.findings.append(
@@ -47,8 +47,23 @@ def run_audit(session: Session) -> StageResult:
     return stage
 
 
-def _best_audit(session: Session) -> Audit:
-    """The clean audit, or the one with fewest findings."""
+def _refuse_bad_checkpoint(session: Session, audit: Audit) -> None:
+    """What the reference complains of as we do is the checkpoint's fault, and nothing can be compared."""
+    reference = session.reference
+    complaints = {defect.parameter for defect in reference.defects} | reference.unexpected
+    if reference.defects or (audit.findings and complaints.issuperset(item.tensor for item in audit.findings)):
+        lines = (
+            [audit.report()] if audit.findings else [f"  {item.parameter}: {item.reason}" for item in reference.defects]
+        )
+        shown = "\n".join(lines[:6])
+        raise CheckpointError(
+            f"{session.options.model}: the checkpoint is not what the model needs, and transformers says so too.\n{shown}\n"
+            "Download the files again, or compare with `rtp inspect --weights`."
+        )
+
+
+def _best_audit(session: Session) -> tuple[Audit, int]:
+    """The clean audit, or the one with fewest findings; and how many layers our model has."""
     from rtp_runtime.model import load_config
     from rtp_runtime.model.assessment import find_served
     from rtp_runtime.weights.audit import audit_layout
@@ -62,19 +77,24 @@ def _best_audit(session: Session) -> Audit:
     audits = [
         audit_layout(resolve(layout), headers, "float32", config.tie_flags()) for layout in served.weights.layouts
     ]
-    return min(audits, key=lambda audit: len(audit.findings))
+    return min(audits, key=lambda audit: len(audit.findings)), len(served.states)
 
 
 def _is_used(session: Session, tensor: str) -> bool:
     return tensor in {name for name, _ in session.reference.model.named_parameters()}
 
 
-def _finding(session: Session, tensor: str, kind: str, message: str) -> Finding:
+def _finding(session: Session, tensor: str, kind: str, message: str, num_layers: int | None = None) -> Finding:
+    """Accuse the module that the tensor belongs to, or the whole layer where our model (`num_layers`) ends before it."""
+    layers = session.reference.layers
     module = owner(tensor, (name for name, _ in session.reference.model.named_modules()))
+    layer = layer_of(module, layers)
+    if layer is not None and num_layers is not None and layer >= num_layers:
+        module = next(name for name, index in layers.items() if index == layer)
     return Finding(
         stage="audit",
         module=module,
-        layer=layer_of(module, session.reference.layers),
+        layer=layer,
         error=math.inf,
         tolerance=0.0,
         what=f"{kind} tensor",

@@ -88,7 +88,10 @@ def _pair_routes(ours: list[Tensor], reference: list[Tensor]) -> Pair | None:
     chosen, wanted = (_dense(ids, torch.ones_like(weights), num_experts) > 0 for ids, weights in (mine, theirs))
     changed = (chosen != wanted).any(dim=-1)  # [rows]
     scores = next((t for t in left if t.is_floating_point() and t.ndim == 2 and t.shape[1] >= num_experts), None)
-    ties = _ties(scores[:, :num_experts], chosen ^ wanted) if scores is not None else torch.zeros_like(changed)
+    ties = torch.zeros_like(changed)
+    if scores is not None:
+        exchanged = (chosen & ~wanted).any(dim=-1) & (wanted & ~chosen).any(dim=-1)
+        ties = exchanged & _ties(scores[:, :num_experts], chosen ^ wanted)
     return Pair(one, other, changed, changed & ties)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rtp_runtime.check.capture import Capture
-from rtp_runtime.check.names import holds_layers, layer_of
+from rtp_runtime.check.names import find_layers, holds_layers, layer_of
 from rtp_runtime.check.ours import ModuleError
 from rtp_runtime.check.probe_table import ProbeKey, ProbeTable
 from rtp_runtime.check.probes import ProbeRun
@@ -73,7 +73,9 @@ class ProbeStage:
         stage.measures = table.measures(tolerance)
         absent = without_counterpart(self._session.reference.model, capture, table.layers, table.judged_modules())
         stage.findings = [*self._failures, *self._blame_absent(table.findings(tolerance, "probes"), absent)]
-        stage.findings += [self._absent_layer(name) for name in absent if name in table.layers]
+        extra = [name for name in find_layers(self._session.model.module) if name not in table.layers]
+        stage.findings += [self._odd_layer(name, "our model does not") for name in absent if name in table.layers]
+        stage.findings += [self._odd_layer(name, "the reference does not") for name in extra]
         self._note_absent(stage, absent)
         if table.num_ties:
             stage.notes.append(
@@ -99,11 +101,11 @@ class ProbeStage:
             direct = layer is not None and "." not in name[len(layer) + 1 :]
             stage.not_judged.append(NotJudged(name, ABSENT, required=direct or layer_of(name, layers) is None))
 
-    def _absent_layer(self, name: str) -> Finding:
+    def _odd_layer(self, name: str, who: str) -> Finding:
         session = self._session
         return Finding(
-            stage="probes", module=name, layer=session.reference.layers[name], error=math.inf, tolerance=0.0,
-            what="the layer", detail="the reference has this layer, our model does not", rank=session.rank(name),
+            stage="probes", module=name, layer=int(name.rpartition(".")[2]), error=math.inf, tolerance=0.0,
+            what="the layer", detail=f"one side has this layer, {who}", rank=session.rank_after_layers() - 0.7,
         )  # fmt: skip
 
     def _blame_absent(self, findings: list[Finding], absent: Sequence[str]) -> list[Finding]:

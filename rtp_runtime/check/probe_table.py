@@ -87,7 +87,7 @@ class Probe:
                 if changed
                 else "same experts, other weights"
             )
-        parts.append(f"largest at token {self.output.worst_token} of {prompt}")
+        parts.append(f"largest at token {self.output.worst_token} ({prompt})")
         return "; ".join(parts)
 
 
@@ -151,21 +151,22 @@ class ProbeTable:
 
     def _wrong(self, prompt: str, tolerance: Tolerance) -> Iterator[tuple[ProbeKey, bool]]:
         """The wrong probes of one prompt in execution order, each with whether its inputs agree."""
-        wrong: list[ProbeKey] = []
+        wrong: dict[ProbeKey, bool] = {}
         for key in self.keys():
             probe = self._probes[key].get(prompt)
-            if probe is None or probe.error <= tolerance(key.module):
-                continue
-            yield key, self._inputs_agree(key, prompt, wrong, tolerance(key.module))
-            wrong.append(key)
+            if probe is not None and not probe.error <= tolerance(key.module):
+                wrong[key] = self._is_cause(key, prompt, wrong, tolerance(key.module))
+                yield key, wrong[key]
 
-    def _inputs_agree(self, key: ProbeKey, prompt: str, wrong: Sequence[ProbeKey], allowed: float) -> bool:
+    def _is_cause(self, key: ProbeKey, prompt: str, wrong: Mapping[ProbeKey, bool], allowed: float) -> bool:
+        """Whether its inputs agree and no fault inside the module explains it. `wrong`: those before it."""
         if key.what == INPUT:
             return not any(self._feeds(other, key.module) for other in wrong)
         own = self._probes.get(ProbeKey(key.module), {}).get(prompt)
         if own is not None and not own.inputs.value <= allowed:
             return False
-        inside = [other for other in wrong if other.module == key.module or other.module.startswith(f"{key.module}.")]
+        causes = [other for other, cause in wrong.items() if cause]
+        inside = [other for other in causes if other.module == key.module or other.module.startswith(f"{key.module}.")]
         # q, k and v are made side by side: one does not explain the other.
         return not [other for other in inside if key.what not in (Q, K, V) or other.what not in (Q, K, V)]
 

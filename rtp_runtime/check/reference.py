@@ -45,10 +45,14 @@ class Continuation:
 class Reference:
     """One loaded reference. All logits are float32 [tokens, vocab] on the CPU."""
 
-    def __init__(self, path: Path, model: nn.Module, defects: Sequence[Defect]) -> None:
+    def __init__(
+        self, path: Path, model: nn.Module, defects: Sequence[Defect] = (), unexpected: frozenset[str] = frozenset()
+    ) -> None:
         self.path = path
         self.model: Any = model
         self.defects = tuple(defects)
+        self.unexpected = unexpected
+        """Tensors of the checkpoint that transformers does not use."""
         self.config: Any = model.config
         self.layers: Mapping[str, int] = find_layers(model)
         """Dotted name of each decoder layer -> its index."""
@@ -207,7 +211,16 @@ def load_reference(path: Path) -> Reference:
         except (OSError, RuntimeError, ValueError, ImportError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CheckpointError(f"{path}: transformers cannot load the reference: {reason}") from error
-    return Reference(path, model.eval().requires_grad_(False), _defects(info))
+    unexpected = frozenset(str(name) for name in info["unexpected_keys"])
+    return Reference(path, model.eval().requires_grad_(False), _defects(info), unexpected)
+
+
+def outline_reference(path: Path, defects: Sequence[Defect]) -> Reference:
+    """The reference's modules without values, for a checkpoint that transformers cannot load because of `defects`."""
+    model_class = _model_class(path)
+    with _quiet_transformers(), torch.device("meta"):
+        model = model_class(model_class.config_class.from_pretrained(str(path), local_files_only=True))
+    return Reference(path, model, defects)
 
 
 def _model_class(path: Path) -> Any:

@@ -15,9 +15,10 @@ from rtp_runtime.check.options import REQUIRED, STAGES, CheckOptions
 from rtp_runtime.check.ours import load_ours
 from rtp_runtime.check.pinned_stage import PinnedStage
 from rtp_runtime.check.probe_stage import ProbeStage
-from rtp_runtime.check.reference import Reference, load_reference
+from rtp_runtime.check.reference import Defect, Reference, load_reference, outline_reference
 from rtp_runtime.check.report import CheckReport, NotJudged, StageResult
 from rtp_runtime.check.session import Progress, Session, make_cases, measure_session_noise
+from rtp_runtime.errors import CheckpointError
 
 TINY_MODEL = 10_000_000
 """Parameters up to which several threads slow a model down."""
@@ -39,7 +40,7 @@ def run_check(
     say = progress or _silent
     plugins = load_plugins(options.plugins)
     say("loading the reference")
-    session = Session(options, plugins, reference or load_reference(options.reference_path))
+    session = Session(options, plugins, reference or _load_reference(options))
     with _threads_for(session.reference):
         stages = _run_stages(session, say)
     return CheckReport(
@@ -53,6 +54,30 @@ def run_check(
     )
 
 
+def _load_reference(options: CheckOptions) -> Reference:
+    """The reference, or its outline where a tensor that our checkpoint has is missing or of another shape there."""
+    try:
+        return load_reference(options.reference_path)
+    except CheckpointError:
+        defects = _missing_tensors(options)
+        if not defects:
+            raise
+        return outline_reference(options.reference_path, defects)
+
+
+def _missing_tensors(options: CheckOptions) -> list[Defect]:
+    from rtp_runtime.weights.headers import read_headers
+
+    if options.reference is None:
+        return []
+    ours, theirs = read_headers(options.model).tensors, read_headers(options.reference).tensors
+    return [
+        Defect(name, "missing from the reference's checkpoint" if name not in theirs else "of another shape there")
+        for name, header in ours.items()
+        if name not in theirs or theirs[name].shape != header.shape
+    ]
+
+
 def _silent(message: str) -> None:
     """Say nothing."""
 
@@ -63,8 +88,7 @@ def _run_stages(session: Session, say: Progress) -> list[StageResult]:
     for name in STAGES:
         if name not in options.stages:
             stages[name].not_judged.append(NotJudged(name, "the stage was left out", required=name in REQUIRED))
-    _, capture = session.reference.capture(_some_ids(session.reference))
-    session.order, session.consumers = capture.order, capture.consumers
+    _note_order(session)
     if "audit" in options.stages:
         say("audit")
         with _timed(stages, "audit") as keep:
@@ -76,6 +100,16 @@ def _run_stages(session: Session, say: Progress) -> list[StageResult]:
         return list(stages.values())
     _compare_numbers(session, stages, say)
     return list(stages.values())
+
+
+def _note_order(session: Session) -> None:
+    """In which order the reference's modules run: from a short forward, or, of an outline, as they are declared."""
+    reference = session.reference
+    if any(parameter.is_meta for parameter in reference.model.parameters()):
+        session.order = [name for name, _ in reference.model.named_modules() if name]
+        return
+    _, capture = reference.capture([token % reference.vocab_size for token in (5, 7, 11)])
+    session.order, session.consumers = capture.order, capture.consumers
 
 
 def _compare_numbers(session: Session, stages: dict[str, StageResult], say: Progress) -> None:
@@ -131,10 +165,6 @@ def _vocab_size(config: Any) -> int:
 def _max_positions(config: Any, reference: Reference) -> int:
     ours = getattr(config.hf.get_text_config(), "max_position_embeddings", None)
     return min(int(ours or reference.max_positions), reference.max_positions)
-
-
-def _some_ids(reference: Reference) -> list[int]:
-    return [token % reference.vocab_size for token in (5, 7, 11)]
 
 
 @contextmanager

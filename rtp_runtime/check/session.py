@@ -71,6 +71,12 @@ class Session:
         assert self.ours is not None, "our model is loaded after the audit"
         return self.ours
 
+    def rank_after_layers(self) -> float:
+        """Place right after the last decoder layer."""
+        return float(
+            max((self.order.index(name) for name in self.reference.layers if name in self.order), default=-1) + 1
+        )
+
     def rank(self, module: str) -> float:
         """Place of a module in the reference's execution order."""
         inside = [place for place, name in enumerate(self.order) if name == module or name.startswith(f"{module}.")]
@@ -96,8 +102,9 @@ def make_cases(
 def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> PromptLimits:
     """Lengths that the config allows, and the windows to cross, as the reference's masks show them."""
     reference, room = session.reference, max_positions - session.options.num_new_tokens
-    declared = getattr(reference.config.get_text_config(), "sliding_window", None)
-    windows = (declared,) if isinstance(declared, int) and declared > 0 else ()
+    configs = (reference.config, session.model.loaded.config.hf)
+    declared = [getattr(config.get_text_config(), "sliding_window", None) for config in configs]
+    windows = tuple(window for window in declared if isinstance(window, int) and window > 0)
     return PromptLimits(min(vocab_size, reference.vocab_size), max(1, room), windows, session.options.lengths)
 
 
