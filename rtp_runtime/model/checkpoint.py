@@ -8,17 +8,8 @@ from pathlib import Path
 
 from rtp_runtime.errors import ModelError
 
-PATTERNS = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "*.jinja",
-    "tokenizer*",
-    "*.model",
-    "vocab.txt",
-    "merges.txt",
-)
-"""What is downloaded: no pickles, no code."""
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
+"""What is downloaded, from the top folder: no pickles, no code."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
@@ -31,14 +22,14 @@ def resolve_checkpoint(model: str | Path, patterns: Sequence[str] = PATTERNS) ->
     Raises ModelError when there is no such directory and no such id, or the hub cannot be reached.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
+    if str(model) and path.is_dir():
         return path
-    if path.exists():
-        raise ModelError(f"{model}: is a file. Give the directory that holds config.json and the .safetensors files.")
+    if path.is_file():
+        raise ModelError(f"{model}: is a file. Give the directory that holds it, config.json and the other files.")
     if not isinstance(model, str) or not _HUB_ID.fullmatch(model) or model.startswith("."):
         raise ModelError(
-            f"{model}: no such directory, and not an id on the hub (owner/name). Give a directory with config.json and "
-            ".safetensors files."
+            f"{str(model)!r}: no such directory, and not an id on the hub (owner/name). Give a directory that holds "
+            "config.json and .safetensors files."
         )
     return _download(model, patterns)
 
@@ -48,10 +39,13 @@ def _download(model: str, patterns: Sequence[str]) -> Path:
 
     name, _, revision = model.partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(patterns)))
+        where = snapshot_download(
+            name, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=["*/*"]
+        )
     except Exception as error:  # the hub client raises dozens of kinds, for network, rights and names alike
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"{model}: no such directory here, and the hub gave nothing ({type(error).__name__}: {reason}). Check the "
             "spelling and the network, or download it elsewhere and give its directory."
         ) from error
+    return Path(where)
