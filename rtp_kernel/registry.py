@@ -81,7 +81,7 @@ class Reference:
 
     def supports(self, context: OpContext) -> Support:
         refused = context.deterministic and not self.row_independent
-        return Support.unless(refused and "its result for a row depends on the number of rows")
+        return Support.unless(refused and "its result for a row may depend on the other rows")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return resolve(self.target)(*args, **kwargs)
@@ -258,10 +258,11 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "rms_norm": ("norm:rms_norm", True),
         "layer_norm": ("norm:layer_norm", True),
         "rotary": ("rotary:rotary", True),
-        "gated_activation": ("activation:gated_activation", True),
+        "rotary_angles": ("rotary:rotary_angles", False),
+        "gated_activation": ("activation:gated_activation", False),
         "write_kv": ("attention:write_kv", True),
         "paged_attention": ("attention:paged_attention", False),
-        "route": ("moe:route", True),
+        "route": ("moe:route", False),
         "experts": ("moe:experts", False),
     }
 )
@@ -269,11 +270,19 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
 
 _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "linear": ("cpu.linear:WidenedLinear", "cpu.linear:PackedLinear"),
+        "linear": ("cpu.rows:TiledLinear", "cpu.linear:WidenedLinear", "cpu.linear:PackedLinear"),
         "rms_norm": ("cpu.elementwise:RmsNorm",),
         "rotary": ("cpu.elementwise:RotaryHalf",),
+        "rotary_angles": ("cpu.rows:RotaryAngles",),
+        "gated_activation": ("cpu.rows:GatedActivation",),
         "write_kv": ("cpu.attention:WriteKv",),
-        "paged_attention": ("cpu.attention:PrefillAttention", "cpu.attention:DecodeAttention"),
+        "paged_attention": (
+            "cpu.rows:TiledAttention",
+            "cpu.attention:PrefillAttention",
+            "cpu.attention:DecodeAttention",
+        ),
+        "route": ("cpu.rows:Route",),
+        "experts": ("cpu.rows:TiledExperts", "cpu.moe:GroupedExperts"),
     }
 )
 """op -> implementations, the one to ask first last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rtp_kernel.memory import huge_pages
 from rtp_kernel.registry import OpFunction, OpTable
 
 
@@ -47,11 +49,14 @@ class Component(nn.Module):
     def prepare(self) -> None:
         """Derive what the chosen ops want from the loaded weights; nothing by default."""
 
+    def free(self) -> None:
+        """Give up logical weights that `logical` can make again bit for bit; nothing by default."""
+
     def unprepare(self) -> None:
-        """Drop what `prepare` derived, so that the logical parameters are read again; nothing by default."""
+        """Drop what `prepare` derived: the logical parameters are in place, and read, again; nothing by default."""
 
     def logical(self, name: str) -> Tensor:
-        """The parameter or buffer `name` as it was loaded, also when preparing has freed it."""
+        """The parameter or buffer `name` as it was loaded, also when it has been freed."""
         found = getattr(self, name)
         assert isinstance(found, Tensor)
         return found
@@ -70,10 +75,19 @@ def bind_components(module: nn.Module, ops: OpTable, device: torch.device | str,
         component.bind(Binding(name, ops, torch.device(device), dtype))
 
 
-def prepare_components(module: nn.Module) -> None:
-    """Let each component prepare its weights, once, after loading."""
-    for _, component in components(module):
-        component.prepare()
+def prepare_components(module: nn.Module, *, free: bool = False) -> None:
+    """Let each component prepare its weights, once, after loading.
+
+    `free` gives up logical weights of which a prepared form holds all bits: their parameters stay in place, on the meta
+    device, and `logical` makes them again. A parameter that several components share is kept.
+    """
+    found = [component for _, component in components(module)]
+    holders = Counter(id(weight) for part in module.modules() for weight in part.parameters(recurse=False))
+    with huge_pages():
+        for component in found:
+            component.prepare()
+            if free and all(holders[id(weight)] == 1 for weight in component.parameters(recurse=False)):
+                component.free()
 
 
 def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:

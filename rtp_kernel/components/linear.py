@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rtp_kernel.components.base import Binding, Component, parameter
 from rtp_kernel.ops.linear import linear
@@ -34,10 +34,21 @@ class Linear(Component):
 
     def prepare(self) -> None:
         make = getattr(implementation_of(self._op), "prepare", None)
-        self._prepared = make(self.weight) if make is not None else None
+        self._prepared = make(self.logical("weight")) if make is not None else None
+
+    def free(self) -> None:
+        if self._prepared is not None and hasattr(implementation_of(self._op), "restore"):
+            self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
 
     def unprepare(self) -> None:
+        self.weight = nn.Parameter(self.logical("weight"), requires_grad=False) if self.weight.is_meta else self.weight
         self._prepared = None
+
+    def logical(self, name: str) -> Tensor:
+        if name == "weight" and self.weight.is_meta and self._prepared is not None:
+            weight: Tensor = implementation_of(self._op).restore(self._prepared, self.weight.dtype)
+            return weight
+        return super().logical(name)
 
     def project(self, x: Tensor) -> Tensor:
         """x @ weight^T + bias, unsplit."""

@@ -25,6 +25,7 @@ class RotaryEmbedding(Component):
         self.rotary_dim = rotary_dim
         self.rope = rope
         self.dtype = torch.get_default_dtype()
+        self._op: OpFunction = rotary_angles
         self._make_table(torch.get_default_device())
 
     def _make_table(self, device: torch.device) -> None:
@@ -34,10 +35,12 @@ class RotaryEmbedding(Component):
 
     def bind(self, binding: Binding) -> None:
         self.dtype = binding.dtype
+        self._op = binding.op("rotary_angles", shapes={"rotary dim": self.rotary_dim})
         self._make_table(binding.device)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotary_angles(positions, self.inv_freq, self.attention_factor, self.dtype)
+        cos, sin = self._op(positions, self.inv_freq, self.attention_factor, self.dtype)
+        return cos, sin
 
     def extra_repr(self) -> str:
         return f"{self.rotary_dim}, {self.rope.rope_type}, theta={self.rope.theta}"

@@ -37,6 +37,7 @@ class RotaryHalf:
         return Support.unless(
             context.device != "cpu" and "runs on the CPU only",
             context.options.get("layout") != "half" and "rotates halves only",
+            context.deterministic and "rounds differently in the tail of a vector loop",
         )
 
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> tuple[Tensor, Tensor]:

@@ -11,10 +11,11 @@ from rtp_kernel.registry import OpContext, Support
 
 def bf16_products() -> bool:
     """Whether oneDNN multiplies bfloat16 matrices on this CPU (AVX-512 or better)."""
-    return _has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _has_onednn() -> bool:
+def has_onednn() -> bool:
+    """Whether this build of torch has oneDNN."""
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
@@ -33,7 +34,7 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def _common_reasons(context: OpContext) -> tuple[str | bool, ...]:
     return (
         context.device != "cpu" and "runs on the CPU only",
-        not _has_onednn() and "this build of torch has no oneDNN",
+        not has_onednn() and "this build of torch has no oneDNN",
         context.deterministic and "its result for a row depends on the number of rows",
     )
 
@@ -53,7 +54,7 @@ class PackedLinear:
     def prepare(self, weight: Tensor) -> Tensor:
         return pack(weight)
 
-    def restore(self, prepared: Tensor) -> Tensor:
+    def restore(self, prepared: Tensor, dtype: torch.dtype) -> Tensor:
         """The logical weight, bit for bit."""
         return prepared.to_dense()
 
@@ -78,12 +79,12 @@ class WidenedLinear:
     def prepare(self, weight: Tensor) -> Tensor:
         return pack(weight.float())
 
-    def restore(self, prepared: Tensor) -> Tensor:
+    def restore(self, prepared: Tensor, dtype: torch.dtype) -> Tensor:
         """The logical weight, bit for bit."""
-        return prepared.to_dense().bfloat16()
+        return prepared.to_dense().to(dtype)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not weight.is_mkldnn or x.numel() == 0:
-            return functional.linear(x, self.restore(weight) if weight.is_mkldnn else weight, bias)
+            return functional.linear(x, self.restore(weight, x.dtype) if weight.is_mkldnn else weight, bias)
         out = packed_linear(x.float(), weight, None if bias is None else bias.float())
         return out.to(x.dtype)

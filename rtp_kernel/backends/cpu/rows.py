@@ -1,0 +1,229 @@
+"""Forms of the ops whose result for a row is bit-equal whatever the batch, the padding and the chunks.
+
+What changes a row's bits in ordinary forms: matrix kernels chosen by the number of rows; reductions cut by the longest
+request; elementwise functions, which torch computes with vector instructions except in the tail of a contiguous run or
+of a thread's share. Here every call has a fixed shape, or is small enough for one thread and free of tails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rtp_kernel.backends.cpu.linear import PackedLinear, WidenedLinear, bf16_products, has_onednn
+from rtp_kernel.batch import ForwardBatch, StateView
+from rtp_kernel.ops import activation, moe, rotary
+from rtp_kernel.ops.attention import Span, gather_kv, request_rows
+from rtp_kernel.registry import OpContext, Support
+
+ROWS = 16
+"""Rows of a tile of a matrix product."""
+KEYS = 64
+"""Keys of a tile of attention; tiles start at multiples of it, counted from the request's first token."""
+LANES = 64
+"""No vector loop of torch takes more elements at once."""
+SERIAL = 1 << 15
+"""Elements from which torch shares elementwise work among threads."""
+
+
+class _Deterministic:
+    def supports(self, context: OpContext) -> Support:
+        return Support.unless(
+            context.device != "cpu" and "runs on the CPU only",
+            not context.deterministic and "slower than the other forms; taken for deterministic only",
+        )
+
+
+def _chunks(rows: int, width: int) -> Iterator[slice]:
+    """Slices of rows of `width` elements that one thread computes without a tail; single rows where that cannot be."""
+    step = max(1, (SERIAL - 1) // width) if width % LANES == 0 else 1
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+class GatedActivation(_Deterministic):
+    """The reference in chunks of rows."""
+
+    name = "cpu_row_chunks"
+
+    def __call__(self, gate: Tensor, up: Tensor, name: str = "silu", limit: float | None = None) -> Tensor:
+        parts = [
+            activation.gated_activation(gate[rows], up[rows], name, limit)
+            for rows in _chunks(len(gate), gate.shape[-1])
+        ]
+        return torch.cat(parts) if parts else torch.zeros_like(gate)
+
+
+class RotaryAngles(_Deterministic):
+    """The reference in chunks of rows."""
+
+    name = "cpu_row_chunks"
+
+    def __call__(
+        self, positions: Tensor, inv_freq: Tensor, attention_factor: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        width = 2 * inv_freq.shape[0]
+        slices = list(_chunks(len(positions), width)) or [slice(0, 0)]
+        parts = [rotary.rotary_angles(positions[rows], inv_freq, attention_factor, dtype) for rows in slices]
+        return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
+
+
+class Route(_Deterministic):
+    """The reference in chunks of rows."""
+
+    name = "cpu_row_chunks"
+
+    def __call__(self, logits: Tensor, bias: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+        slices = list(_chunks(*logits.shape)) or [slice(0, 0)]
+        parts = [moe.route(logits[rows], bias, **options) for rows in slices]
+        return torch.cat([weights for weights, _ in parts]), torch.cat([ids for _, ids in parts])
+
+
+class TiledLinear(_Deterministic):
+    """Products of `ROWS` rows at a time, the last tile padded; on packed weights where oneDNN is there."""
+
+    name = "cpu_row_tiles"
+
+    def prepare(self, weight: Tensor) -> Tensor:
+        return self._form(weight.dtype).prepare(weight) if has_onednn() else weight
+
+    def restore(self, prepared: Tensor, dtype: torch.dtype) -> Tensor:
+        """The logical weight, bit for bit."""
+        return self._form(dtype).restore(prepared, dtype) if prepared.is_mkldnn else prepared
+
+    def _form(self, dtype: torch.dtype) -> PackedLinear | WidenedLinear:
+        return WidenedLinear() if dtype == torch.bfloat16 and not bf16_products() else PackedLinear()
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        form = self._form(x.dtype)
+        padded = functional.pad(flat, (0, 0, 0, -len(flat) % ROWS))
+        parts = [form(padded[start : start + ROWS], weight, bias) for start in range(0, len(flat), ROWS)]
+        out = torch.cat(parts)[: len(flat)] if parts else form(flat, weight, bias)
+        return out.view(*x.shape[:-1], -1)
+
+
+class TiledExperts(_Deterministic):
+    """Expert after expert, in rising id, each product in tiles of rows."""
+
+    name = "cpu_row_tiles"
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        activation: str = "silu",
+        limit: float | None = None,
+    ) -> Tensor:
+        product, gated = TiledLinear(), GatedActivation()
+        out = torch.zeros_like(x)
+        for expert in torch.unique(ids).tolist():
+            rows, places = torch.where(ids == expert)
+            gate, up = product(x[rows], gate_up[expert]).chunk(2, dim=-1)
+            result = product(gated(gate, up, activation, limit), down[expert]) * weights[rows, places, None]
+            out.index_add_(0, rows, result.to(out.dtype))
+        return out
+
+
+class TiledAttention(_Deterministic):
+    """Padded tiles of queries over tiles of keys that start at multiples of `KEYS`; sums run from tile to tile.
+
+    A tile in which a query sees nothing adds exact zeros, so neither the request's length nor its chunks change a
+    query's result.
+    """
+
+    name = "cpu_key_tiles"
+
+    def __call__(
+        self,
+        q: Tensor,
+        kv: StateView,
+        batch: ForwardBatch,
+        span: Span,
+        *,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+        soft_cap: float | None = None,
+        plan: Any = None,
+    ) -> Tensor:
+        out = torch.zeros_like(q)
+        queries = _queries_per_tile(q.shape[1])
+        for request, rows in request_rows(batch, span):
+            end = batch.kv_lens[request]
+            start = end - len(rows)
+            first = 0 if window is None else max(0, start - window + 1) // KEYS * KEYS
+            held = first if window is None else max(0, start - window + 1)
+            keys, values = (_padded(part, held - first) for part in gather_kv(kv, batch, request, range(held, end)))
+            for row in range(0, len(rows), queries):
+                index = torch.arange(start + row, start + row + queries).clamp(max=end - 1)
+                tile = q[rows.start + index - start].float()
+                result = _attend_tile(tile, index, keys, values, first, scale, window, sinks, soft_cap)
+                part = slice(rows.start + row, min(rows.start + row + queries, rows.stop))
+                out[part] = result[: part.stop - part.start].to(out.dtype)
+        return out
+
+
+def _queries_per_tile(heads: int) -> int:
+    """A power of two, small enough that one thread computes the exponentials of a tile of keys."""
+    most = max(1, (SERIAL - 1) // (heads * KEYS))
+    return min(ROWS, 1 << (most.bit_length() - 1))
+
+
+def _padded(part: Tensor, before: int) -> Tensor:
+    """[tokens, kv, D] -> [tiles, kv, KEYS, D] float32, `before` rows of zeros in front, zeros behind."""
+    wide = functional.pad(part.float(), (0, 0, 0, 0, before, -(before + len(part)) % KEYS))
+    return wide.unflatten(0, (-1, KEYS)).transpose(1, 2).contiguous()  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _attend_tile(
+    q: Tensor,
+    index: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first: int,
+    scale: float,
+    window: int | None,
+    sinks: Tensor | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """q [N, heads, D] at indices [N] over keys, values [tiles, kv, KEYS, D] from token `first` on -> [N, heads, D]."""
+    num, heads, dim = q.shape
+    num_kv = keys.shape[1]
+    grouped = q.view(num, num_kv, -1, dim).transpose(0, 1).reshape(num_kv, -1, dim)  # [kv, N * group, D]
+    seen = index.repeat_interleave(heads // num_kv)[:, None]  # [N * group, 1]
+    scores = []
+    for place, tile in enumerate(keys):
+        score = torch.bmm(grouped, tile.transpose(1, 2).contiguous()) * scale
+        if soft_cap is not None:
+            score = soft_cap * torch.tanh(score / soft_cap)
+        token = torch.arange(KEYS) + (first + place * KEYS)
+        hidden = token > seen if window is None else (token > seen) | (token <= seen - window)
+        scores.append(score.masked_fill(hidden, float("-inf")))
+    if sinks is not None:
+        extra = torch.full_like(scores[0], float("-inf"))
+        extra[..., 0] = sinks.float().view(num_kv, 1, -1).expand(num_kv, num, -1).flatten(1)
+        scores.append(extra)
+    mixed = _softmax_tiles(scores, values)
+    return mixed.view(num_kv, num, -1, dim).transpose(0, 1).reshape(num, heads, dim)
+
+
+def _softmax_tiles(scores: Sequence[Tensor], values: Tensor) -> Tensor:
+    """Tiles of scores [kv, rows, KEYS] over tiles of values [tiles, kv, KEYS, D] (a tile more of scores has none)."""
+    top = torch.stack([score.amax(-1) for score in scores]).amax(0)[..., None]
+    total, mixed = torch.zeros_like(top), torch.zeros(())
+    for score, value in zip_longest(scores, values):
+        exps = torch.exp(score - top)
+        total = total + exps.sum(-1, keepdim=True)
+        if value is not None:
+            mixed = mixed + torch.bmm(exps, value)
+    return mixed / total
