@@ -11,7 +11,10 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
 
 import pluggy
 
@@ -102,17 +105,22 @@ def _call(plugin: Any, hooks: list[str], scratch: ScratchRegistries) -> None:
             raise BadPluginError("raising", f"{name} raised {type(error).__name__}: {error}") from error
 
 
-class _Blocker:
-    """An import finder that refuses heavy packages to one thread, and keeps the refusals."""
+class _Blocker(Loader):
+    """Finds heavy packages for one thread and refuses to load them; keeps the refusals."""
 
     def __init__(self) -> None:
         self.refusals: list[ImportError] = []
         self._thread = threading.get_ident()
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] in _HEAVY and threading.get_ident() == self._thread:
-            self.refusals.append(ImportError(f"{name} must not be imported while plugins register", name=name))
-            raise self.refusals[-1]
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Looking whether a heavy package is there is allowed: only loading is not."""
+        heavy = name.partition(".")[0] in _HEAVY and threading.get_ident() == self._thread
+        return ModuleSpec(name, self) if heavy else None
+
+    def exec_module(self, module: ModuleType) -> NoReturn:
+        name = module.__name__
+        self.refusals.append(ImportError(f"{name} must not be imported while plugins register", name=name))
+        raise self.refusals[-1]
 
 
 @contextlib.contextmanager

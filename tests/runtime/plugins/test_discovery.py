@@ -64,6 +64,11 @@ def test_checking_strings_imports_no_package_of_a_plugin(site: Any) -> None:
     assert names(site.plugins()) == ["acme"]
 
 
+def test_a_plugin_may_look_whether_torch_is_there(site: Any) -> None:
+    site.plugin("acme", "import importlib.util\nassert importlib.util.find_spec('torch')\n" + body("acme"))
+    assert names(site.plugins()) == ["acme"]
+
+
 @pytest.mark.parametrize("how", ["option", "environment", "both"])
 def test_modules_named_by_the_user_need_no_metadata(how: str, site: Any) -> None:
     site.plugin("acme", body("acme"))
