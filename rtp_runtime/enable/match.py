@@ -44,7 +44,8 @@ def combination(wanted: Tensor, values: Mapping[str, Tensor]) -> dict[str, float
 
 
 def _rounded(factor: float) -> float:
-    return float(round(factor)) if abs(factor - round(factor)) < 1e-5 else factor
+    """Without the noise of the last digits, so that layers with one factor show one."""
+    return float(round(factor)) if abs(factor - round(factor)) < 1e-5 else float(f"{factor:.6g}")
 
 
 @dataclass(frozen=True, slots=True)

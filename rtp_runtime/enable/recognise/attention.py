@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from rtp_runtime.enable.match import close, same
 from rtp_runtime.enable.recognise.norm import recognise_norm
 from rtp_runtime.enable.recognise.rotary import candidates
 from rtp_runtime.enable.recognise.tables import Table
-from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
+from rtp_runtime.enable.recognise.view import View, layer_index, leaf, linears, rows
 from rtp_runtime.enable.recording import AttentionCall, Call
 
 
@@ -102,10 +103,15 @@ def _norms(view: View, name: str, q: _Path, k: _Path) -> dict[str, Any]:
 def _trace(view: View, name: str, children: list[Call], what: str, target: Tensor) -> _Path:
     """Follow one of query, key, value [1, heads, tokens, dim] back to a projection."""
     heads = target.shape[1]
-    wanted = rows(target, heads)
-    norms = [call for call in children if call not in linears(children) and list(call.module.parameters())]
-    for projection, base in _slices(children, wanted.shape[-1], target.shape[-1]):
-        path = _match(view, projection, base, wanted, heads, norms)
+    tracer = _Tracer(
+        view,
+        heads,
+        layer_index(name),
+        rows(target, heads),
+        [call for call in children if call not in linears(children) and list(call.module.parameters())],
+    )
+    for projection, base in _slices(children, tracer.wanted.shape[-1], target.shape[-1]):
+        path = tracer.match(projection, base)
         if path is not None:
             return path
     raise UnrecognisedError(
@@ -115,30 +121,39 @@ def _trace(view: View, name: str, children: list[Call], what: str, target: Tenso
     )
 
 
-def _match(
-    view: View, projection: Projection, base: Tensor, wanted: Tensor, heads: int, norms: list[Call]
-) -> _Path | None:
-    if same(base, wanted):
-        return _Path(projection)
-    for call in norms:
-        if _reads(call, base, heads):
-            after = rows(call.outputs[0], heads)
-            if same(after, wanted):
-                return _Path(projection, call)
-            for table, layout, result in candidates(view, after, heads):
-                if same(result, wanted):
-                    return _Path(projection, call, False, table, layout)
-    for table, layout, result in candidates(view, base, heads):
-        if same(result, wanted):
-            return _Path(projection, table=table, layout=layout)
-        for call in norms:
-            if _reads(call, result, heads) and same(rows(call.outputs[0], heads), wanted):
-                return _Path(projection, call, True, table, layout)
-    return None
+@dataclass(frozen=True, eq=False)
+class _Tracer:
+    """Tries what may stand between a projection and `wanted` [tokens, heads * dim]: norm and rotary in either order."""
 
+    view: View
+    heads: int
+    layer: int
+    wanted: Tensor
+    norms: list[Call]
 
-def _reads(call: Call, x: Tensor, heads: int) -> bool:
-    return bool(call.inputs) and call.inputs[0].numel() == x.numel() and same(rows(call.inputs[0], heads), x)
+    def match(self, projection: Projection, base: Tensor) -> _Path | None:
+        """How `base` became what is wanted; None when it did not."""
+        if same(base, self.wanted):
+            return _Path(projection)
+        for norm, normed in self._normed(base):
+            if same(normed, self.wanted):
+                return _Path(projection, norm)
+            for table, layout, result in candidates(self.view, normed, self.heads, self.layer):
+                if same(result, self.wanted):
+                    return _Path(projection, norm, False, table, layout)
+        for table, layout, result in candidates(self.view, base, self.heads, self.layer):
+            if same(result, self.wanted):
+                return _Path(projection, table=table, layout=layout)
+            for norm, normed in self._normed(result):
+                if same(normed, self.wanted):
+                    return _Path(projection, norm, True, table, layout)
+        return None
+
+    def _normed(self, x: Tensor) -> Iterator[tuple[Call, Tensor]]:
+        """The norms that were given x, and what they gave."""
+        for call in self.norms:
+            if call.inputs and call.inputs[0].numel() == x.numel() and same(rows(call.inputs[0], self.heads), x):
+                yield call, rows(call.outputs[0], self.heads)
 
 
 def _slices(children: list[Call], size: int, dim: int) -> list[tuple[Projection, Tensor]]:

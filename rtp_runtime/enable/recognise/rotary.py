@@ -49,10 +49,11 @@ def turned(x: Tensor, heads: int, table: Table, layout: str) -> Tensor:
     return rotary(q, q, *table.angles(x.shape[0]), layout)[0].flatten(1)
 
 
-def candidates(view: View, x: Tensor, heads: int) -> list[tuple[Table, str, Tensor]]:
-    """x turned by every table in every layout that gives another result."""
+def candidates(view: View, x: Tensor, heads: int, layer: int) -> list[tuple[Table, str, Tensor]]:
+    """x turned by every table in every layout; of those with one result the layer type's own table comes first."""
     results: list[tuple[Table, str, Tensor]] = []
-    for table in view.tables:
+    kinds = getattr(view.config, "layer_types", None)
+    for table in sorted(view.tables, key=lambda table: not kinds or table.key != kinds[layer]):
         if 2 * table.inv_freq.numel() > x.shape[-1] // heads:
             continue
         for layout in LAYOUTS:

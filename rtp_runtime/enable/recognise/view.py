@@ -67,6 +67,11 @@ def rows(tensor: Tensor, heads: int | None = None) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
+def layer_index(name: str) -> int:
+    """The number of the layer that the module `name` stands in."""
+    return next(int(part) for part in name.split(".") if part.isdigit())
+
+
 def leaf(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
