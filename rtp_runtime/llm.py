@@ -133,7 +133,7 @@ class LLM:
         Raises:
             RequestError: as `generate`; also a model without a tokenizer or chat template.
         """
-        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        conversations: Sequence[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = [
             self.chat_prompt(each, tools=tools, add_generation_prompt=add_generation_prompt) for each in conversations
         ]
@@ -181,8 +181,11 @@ class LLM:
         """
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer, so it cannot chat: use generate with token ids")
-        if not messages or not all(isinstance(each, Mapping) and "role" in each for each in messages):
-            raise RequestError(f"messages={messages!r}: give a list of {{'role': ..., 'content': ...}}, at least one")
+        told = isinstance(messages, Sequence) and all(isinstance(each, Mapping) and "role" in each for each in messages)
+        if not messages or not told:
+            raise RequestError(
+                f"messages={messages!r:.200}: give a list of {{'role': ..., 'content': ...}}, at least one"
+            )
         return self.tokenizer.render_chat(list(messages), add_generation_prompt=add_generation_prompt, tools=tools)
 
     def close(self) -> None:
