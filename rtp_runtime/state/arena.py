@@ -135,13 +135,15 @@ def num_reserved(spec: GroupSpec) -> int:
 
 
 class Arena:
-    """The memory itself: allocated once, lazily committed, lent in extents."""
+    """The memory itself: reserved once, in huge pages where there are any, committed when touched, lent in extents."""
 
     def __init__(self, specs: Sequence[GroupSpec], plan: ArenaPlan, device: torch.device) -> None:
         import torch
 
+        from rtp_kernel.memory import empty
+
         self.plan = plan
-        self.buffer = torch.empty(plan.num_bytes, dtype=torch.uint8, device=device)
+        self.buffer = empty((plan.num_bytes,), torch.uint8, device)
         self._free = list(reversed(range(plan.num_extents)))
         for spec in specs:
             for state in spec.states:
