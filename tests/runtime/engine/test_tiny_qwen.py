@@ -81,6 +81,29 @@ def test_logits_and_generate(case: Case) -> None:
         assert (ours - logits[: len(prompt)]).abs().max() <= 2e-5 * logits.std()
 
 
+def run_all(llm: LLM, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """Logits of each prompt and its greedy continuation."""
+    ids = [llm.engine.add(prompt, PARAMS, return_logits=True) for prompt in prompts]
+    while llm.engine.has_work:
+        llm.engine.step()
+    return [llm.engine.output(name).logits for name in ids]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("case", "dtype"), [("qwen2", "bfloat16"), ("qwen3_moe", "float32")], indirect=["case"])
+def test_deterministic_logits_are_bit_equal_in_every_mode(case: Case, dtype: str) -> None:
+    loaded = load_model(case.path, dtype=dtype, deterministic=True)
+    results: dict[str, list[torch.Tensor]] = {}
+    for mode in ("chunks", "mixed", "preempted"):
+        limits = MODES[mode]
+        config = EngineConfig(**({"num_blocks": 64, "deterministic": True} | limits))
+        results[mode] = run_all(LLM.from_loaded(loaded, config), case.prompts)
+    alone = EngineConfig(num_blocks=64, deterministic=True)
+    results["alone"] = [run_all(LLM.from_loaded(loaded, alone), [prompt])[0] for prompt in case.prompts]
+    for mode, logits in results.items():
+        for ours, expected in zip(logits, results["alone"], strict=True):
+            assert torch.equal(ours, expected), mode
+
+
 def test_one_llm_after_another(case: Case) -> None:
     """Each loads the checkpoint anew, and a dropped one leaves neither weights nor state behind."""
     for _ in range(2):
