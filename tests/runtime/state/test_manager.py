@@ -130,6 +130,19 @@ def test_blocks_behind_the_window_are_let_go_at_commit() -> None:
     assert state.can_grow("b", 64)
 
 
+def test_blocks_that_a_rejected_draft_falls_back_to_are_kept_while_it_is_in_flight() -> None:
+    state = manager(WINDOW, max_drafts=2)
+    for row in (StepRow("a", 0, 33), StepRow("a", 33, 3, drafts=2)):
+        assert state.grow("a", row.num_tokens, row.drafts)
+        state.end_step(state.begin_step([row]))
+    state.commit("a", 33)
+    # Had the drafts been right, the next query would be 36 and block 0 behind its window; 34 still sees 15.
+    state.truncate("a", 34)
+    state.commit("a", 34)
+    (batch,) = step(state, StepRow("a", 34, 1))
+    assert items(batch.first_valid) == [0]
+
+
 def test_a_rejected_draft_makes_the_candidate_the_state() -> None:
     state = manager(PAGED, SLOT, max_drafts=3)
     data = state.views()[1]["s"].data
