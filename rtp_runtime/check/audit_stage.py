@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rtp_runtime.check.names import layer_of, parent_of
@@ -36,6 +37,7 @@ def run_audit(session: Session) -> StageResult:
             )
     for defect in reference.defects:
         stage.findings.append(_finding(session, defect.parameter, "reference", f"{defect.parameter}: {defect.reason}"))
+    stage.findings = _grouped(stage.findings)
     num_tensors = len(audit.layout.parameters)
     stage.numbers = {"parameters": num_tensors, "skipped": len(audit.skipped), "layout": audit.layout.name}
     stage.notes += audit.notes
@@ -47,18 +49,27 @@ def run_audit(session: Session) -> StageResult:
     return stage
 
 
+def _grouped(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for each module and kind."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.module, finding.what), []).append(finding)
+    grouped = []
+    for first, *others in groups.values():
+        more = f"; and {len(others)} more there" if others else ""
+        grouped.append(replace(first, detail=first.detail + more))
+    return grouped
+
+
 def _refuse_bad_checkpoint(session: Session, audit: Audit) -> None:
     """What the reference complains of as we do is the checkpoint's fault, and nothing can be compared."""
     reference = session.reference
     complaints = {defect.parameter for defect in reference.defects} | reference.unexpected
     if reference.defects or (audit.findings and complaints.issuperset(item.tensor for item in audit.findings)):
-        lines = (
-            [audit.report()] if audit.findings else [f"  {item.parameter}: {item.reason}" for item in reference.defects]
-        )
-        shown = "\n".join(lines[:6])
+        shown = audit.report() or "\n".join(f"  {item.parameter}: {item.reason}" for item in reference.defects[:6])
         raise CheckpointError(
-            f"{session.options.model}: the checkpoint is not what the model needs, and transformers says so too.\n{shown}\n"
-            "Download the files again, or compare with `rtp inspect --weights`."
+            f"{session.options.model}: the checkpoint is not what the model needs, and transformers says so too.\n"
+            f"{shown}\nDownload the files again, or compare with `rtp inspect --weights`."
         )
 
 
@@ -85,7 +96,7 @@ def _is_used(session: Session, tensor: str) -> bool:
 
 
 def _finding(session: Session, tensor: str, kind: str, message: str, num_layers: int | None = None) -> Finding:
-    """Accuse the module that the tensor belongs to, or the whole layer where our model (`num_layers`) ends before it."""
+    """Accuse the module that the tensor belongs to, or the layer where our model (`num_layers`) ends before it."""
     layers = session.reference.layers
     module = owner(tensor, (name for name, _ in session.reference.model.named_modules()))
     layer = layer_of(module, layers)

@@ -47,11 +47,14 @@ MODES = (
 )
 
 
-def run_modes(session: Session) -> StageResult:
-    """Every mode over as many prompts as the model's size allows, the first wrong one probed module by module."""
+def run_modes(session: Session, localise: bool = True) -> StageResult:
+    """Every mode over as many prompts as the model's size allows; with `localise` the first wrong one is probed."""
     stage = StageResult("modes")
     for mode in MODES:
-        _run_mode(session, stage, mode, affordable(session, mode))
+        cases = affordable(session, mode)
+        if _run_mode(session, stage, mode, cases) and localise:
+            stage.findings = [*probe_mode(session, mode, cases), *stage.findings]
+            localise = False
     summarise_logits(stage)
     names = {measure.column for measure in stage.measures}
     stage.summary = f"{len(names)} execution modes; {stage.summary}"
@@ -71,14 +74,15 @@ def affordable(session: Session, mode: Mode) -> list[Case]:
     return chosen or [min(session.cases, key=lambda case: len(case.prompt))]
 
 
-def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[Case]) -> None:
+def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[Case]) -> bool:
+    """Compare one mode; whether its numbers were wrong."""
     prompts = {case.name: case.prompt.ids for case in cases}
     try:
         outputs = session.model.run(prompts, session.options.num_new_tokens, mode.schedule)
     except ModuleError as failure:
         stage.findings.append(raised(session, failure, "modes", f"in mode {mode.name}"))
-        return
-    allowed, found = session.noise.logits_tolerance, []
+        return False
+    allowed, num_findings = session.noise.logits_tolerance, len(stage.findings)
     for case in cases:
         output = outputs[case.name]
         verdict = compare_tokens(session, case, output.tokens)
@@ -86,14 +90,12 @@ def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[
         error = compare_logits(session, case, output.logits, len(case.prompt) + verdict.num_equal)
         stage.measures.append(Measure(case.name, None, mode.name, error.value, allowed, worst_token=error.token))
         if not error.value <= allowed:
-            found.append(logits_finding(session, "modes", error, f"{case.name}, {mode.name}"))
+            stage.findings.append(logits_finding(session, "modes", error, f"{case.name}, {mode.name}"))
         note_tokens(session, stage, case, verdict, mode.name)
-    if found:
-        first = not any(finding.stage == "modes" and finding.cause for finding in stage.findings)
-        stage.findings += [*(localise(session, mode, cases) if first else ()), *found]
+    return len(stage.findings) > num_findings
 
 
-def localise(session: Session, mode: Mode, cases: Sequence[Case]) -> list[Finding]:
+def probe_mode(session: Session, mode: Mode, cases: Sequence[Case]) -> list[Finding]:
     """Probe a mode that failed: the modules whose outputs differ although the reference's input was put in."""
     captures = {case.name: session.reference.capture(case.sequence)[1] for case in cases}
     model, order = session.model, session.order

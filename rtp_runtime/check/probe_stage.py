@@ -74,8 +74,8 @@ class ProbeStage:
         absent = without_counterpart(self._session.reference.model, capture, table.layers, table.judged_modules())
         stage.findings = [*self._failures, *self._blame_absent(table.findings(tolerance, "probes"), absent)]
         extra = [name for name in find_layers(self._session.model.module) if name not in table.layers]
-        stage.findings += [self._odd_layer(name, "our model does not") for name in absent if name in table.layers]
-        stage.findings += [self._odd_layer(name, "the reference does not") for name in extra]
+        stage.findings += [self._odd_layer(name, "the reference") for name in absent if name in table.layers]
+        stage.findings += [self._odd_layer(name, "our model") for name in extra]
         self._note_absent(stage, absent)
         if table.num_ties:
             stage.notes.append(
@@ -105,7 +105,7 @@ class ProbeStage:
         session = self._session
         return Finding(
             stage="probes", module=name, layer=int(name.rpartition(".")[2]), error=math.inf, tolerance=0.0,
-            what="the layer", detail=f"one side has this layer, {who}", rank=session.rank_after_layers() - 0.7,
+            what="the layer", detail=f"only {who} has this layer", rank=session.rank_after_layers() - 0.7,
         )  # fmt: skip
 
     def _blame_absent(self, findings: list[Finding], absent: Sequence[str]) -> list[Finding]:

@@ -99,12 +99,13 @@ class StageResult:
     """Ties and other observations that decide nothing."""
     numbers: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    left_out: bool = False
 
     @property
     def status(self) -> str:
         if self.findings:
             return WRONG
-        return NOT_JUDGED if any(item.required for item in self.not_judged) else MATCH
+        return NOT_JUDGED if self.left_out or any(item.required for item in self.not_judged) else MATCH
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,23 +84,28 @@ def _silent(message: str) -> None:
 
 
 def _run_stages(session: Session, say: Progress) -> list[StageResult]:
-    options = session.options
+    chosen = session.options.stages
     stages = {name: StageResult(name) for name in STAGES}
     for name in STAGES:
-        if name not in options.stages:
-            stages[name].not_judged.append(NotJudged(name, "the stage was left out", required=name in REQUIRED))
+        if name not in chosen:
+            _leave_out(stages[name], "the stage was left out")
     _note_order(session)
-    if "audit" in options.stages:
+    if "audit" in chosen:
         say("audit")
         with _timed(stages, "audit") as keep:
             keep(run_audit(session))
     if stages["audit"].findings:
-        for name in set(options.stages) - {"audit"}:
-            why = "the two sides are not made of the same tensors; see the audit"
-            stages[name].not_judged.append(NotJudged(name, why, required=name in REQUIRED))
-        return list(stages.values())
-    _compare_numbers(session, stages, say)
+        for name in chosen:
+            if name != "audit":
+                _leave_out(stages[name], "the two sides are not made of the same tensors; see the audit")
+    else:
+        _compare_numbers(session, stages, say)
     return list(stages.values())
+
+
+def _leave_out(stage: StageResult, why: str) -> None:
+    stage.left_out = True
+    stage.not_judged.append(NotJudged(stage.name, why, required=stage.name in REQUIRED))
 
 
 def _note_order(session: Session) -> None:
@@ -114,25 +120,38 @@ def _note_order(session: Session) -> None:
 
 def _compare_numbers(session: Session, stages: dict[str, StageResult], say: Progress) -> None:
     chosen = session.options.stages
-    pinned = PinnedStage(session)
-    if "pinned" in chosen:
-        say("pinned tensors and tables")
-        with _timed(stages, "pinned") as keep:
-            pinned.serving()
-            session.ours = load_ours(session.options.model, session.plugins, "float32")
-            pinned.add(session.ours, "float32")
-            keep(pinned.finish())
-    else:
-        session.ours = load_ours(session.options.model, session.plugins, "float32")
+    with _timed(stages, "pinned") as keep:
+        result = _load(session, say, judge="pinned" in chosen)
+        if result is not None:
+            keep(result)
     with _timed(stages, "probes") as keep:
         result = _probe(session, say, judge="probes" in chosen)
         if result is not None:
             keep(result)
-    for name, run in (("logits", run_logits), ("greedy", run_greedy), ("modes", run_modes)):
+    located = bool(stages["probes"].findings)
+    later = (
+        ("logits", run_logits),
+        ("greedy", run_greedy),
+        ("modes", functools.partial(run_modes, localise=not located)),
+    )
+    for name, run in later:
         if name in chosen:
             say(name)
             with _timed(stages, name) as keep:
                 keep(run(session))
+
+
+def _load(session: Session, say: Progress, judge: bool) -> StageResult | None:
+    """Load our model, in the serving dtype for the pinned stage alone, then in float32 for good."""
+    say("pinned tensors and tables" if judge else "loading our model")
+    pinned = PinnedStage(session)
+    if judge:
+        pinned.serving()
+    session.ours = load_ours(session.options.model, session.plugins, "float32")
+    if not judge:
+        return None
+    pinned.add(session.ours, "float32")
+    return pinned.finish()
 
 
 def _probe(session: Session, say: Progress, judge: bool) -> StageResult | None:

@@ -63,9 +63,11 @@ def _sources(weight: Parameter) -> list[str]:
 
 
 def _split(weight: Parameter, output: Tensor) -> Mapping[str, Tensor]:
-    """Output features go where the descriptor puts the weight's rows."""
-    from rtp_runtime.weights.operations import invert
+    from rtp_runtime.errors import NotJudgedError
+    from rtp_runtime.weights.outputs import split_output
 
-    num_out, *rest = weight.shape
-    rows = torch.arange(num_out).view(-1, *[1] * len(rest)).expand(weight.shape).contiguous()
-    return {parent_of(leaf.name): output[..., view.flatten(1)[:, 0]] for leaf, view in invert(weight.source, rows)}
+    try:
+        parts = split_output(weight.source, output)
+    except NotJudgedError:
+        return {}
+    return {parent_of(name): part for name, part in parts.items()}
