@@ -38,8 +38,8 @@ class GroupBatch:
     """Slot groups: [R] int64, the slot that holds each request's state before this step (the null slot for a new
     request)."""
     write: Tensor | None = None
-    """Slot groups: [R] int64, the slot that receives the state after the request's last token of this step; a scratch slot
-    for padding requests, so that the null slot is never written."""
+    """Slot groups: [R] int64, the slot that receives the state after the request's last token of this step; for padding
+    requests a scratch slot, since the null slot is never written."""
     snapshots: Tensor | None = None
     """Slot groups: [N, 2] int64 rows (token row, slot): leave a copy of the state after that token in that slot. Draft
     candidates are snapshots too. Rows of -1 are padding."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from rtp_runtime.errors import StateError
 from rtp_runtime.state.arena import ArenaPlan
 from rtp_runtime.state.grouping import DEFAULT_BLOCK_SIZE, GroupSpec
-
-UNBOUNDED: Final = 2**31 - 1
-"""Tokens of a request that no state bounds (slots only)."""
+from rtp_runtime.state.requests import UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,13 +141,16 @@ class StateManager:
 
         Returns False, and changes nothing, when there is no room.
         """
-        needs = self._needs(request, num_tokens, drafts)
-        if not self._available(needs):
-            return False
-        state = self._requests.get(request) or self._add(request)
-        for group, need in enumerate(needs):
-            if need:
-                self._grant(state, group, self._pools[group].allocate(need))
+        state = self._requests.get(request)
+        if state is None or drafts or state.length + num_tokens > state.room:
+            needs = self._needs(request, num_tokens, drafts)
+            if not self._available(needs):
+                return False
+            state = state or self._add(request)
+            for group, need in enumerate(needs):
+                if need:
+                    self._grant(state, group, self._pools[group].allocate(need))
+            state.measure(self.groups)
         state.length += num_tokens
         return True
 
@@ -176,6 +179,7 @@ class StateManager:
                 self._drop(group, table.take(state.row, end, state.end[group]), Reference.REQUEST)
                 state.end[group] = end
         state.length = num_tokens
+        state.measure(self.groups)
 
     def release(self, request: RequestId) -> None:
         """The request is done with its state. A second release, or one of an unknown request, changes nothing."""

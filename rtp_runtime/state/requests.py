@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from rtp_kernel.batch import NULL_BLOCK
 from rtp_runtime.errors import StateError
 from rtp_runtime.state.grouping import GroupSpec
 from rtp_runtime.state.holding import Holding
+
+UNBOUNDED: Final = 2**31 - 1
+"""Tokens of a request whose state does not grow (slots only)."""
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class RequestState:
     """Tokens of steps that have begun."""
     committed: int = 0
     """Tokens of steps that were collected; nothing rewinds behind them."""
+    room: int = 0
+    """Tokens up to which nothing is lacking."""
     snapshots: list[Holding] = field(default_factory=list)
     """Asked for, and not complete yet."""
 
@@ -81,6 +87,12 @@ class RequestState:
         """A request without tokens."""
         slots = {spec.index: RequestSlots() for spec in groups if spec.is_slot}
         return cls(row, [0] * len(groups), [0] * len(groups), slots)
+
+    def measure(self, groups: Sequence[GroupSpec]) -> None:
+        """Find `room` again after blocks came or went."""
+        held = [self.end[spec.index] * spec.block_size for spec in groups if not spec.is_slot]
+        missing = any(slots.own == NULL_BLOCK for slots in self.slots.values())
+        self.room = 0 if missing else min(held, default=UNBOUNDED)
 
     def lacks(self, spec: GroupSpec, length: int, drafts: int) -> int:
         """Blocks (slots) of a group that are missing for `length` tokens, the last `drafts` of them drafts."""

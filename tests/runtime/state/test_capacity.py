@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rtp_runtime.errors import StateError
-from rtp_runtime.state.capacity import UNBOUNDED
 from rtp_runtime.state.descriptors import PagedState, SlotState, StateDescriptor, StateDescriptors, WindowState
 from rtp_runtime.state.manager import StateManager
+from rtp_runtime.state.requests import UNBOUNDED
 
 KV = {"kv": 2, "kv heads": 1, "head dim": 8}  # 16 tokens of float32: 1024 bytes
 PAGED = PagedState(axes=KV)
