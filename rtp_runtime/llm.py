@@ -27,7 +27,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A loaded model and an engine over it.
+    """A loaded model and an engine over it, for one thread; `AsyncLLM` serves many callers.
 
     Raises:
         RtpError: a model that cannot be loaded, or options that it cannot be run with.
@@ -150,7 +150,10 @@ class LLM:
         """
         ids = self.encode(prompt, special=special) if isinstance(prompt, str) else prompt
         request_id = self.engine.add(ids, params, prompt=prompt if isinstance(prompt, str) else None)
-        return self._follow(request_id)
+        outputs = self._follow(request_id)
+        # Arms its clean-up, so that an iterator that is dropped unread cancels too.
+        next(outputs)
+        return outputs
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Float32 logits [tokens, vocabulary] of every position, through the path that generation takes.
@@ -222,6 +225,7 @@ class LLM:
     def _follow(self, request_id: str) -> Iterator[RequestOutput]:
         self._news[request_id] = None
         try:
+            yield self.engine.output(request_id)
             while True:
                 while (news := self._news[request_id]) is None:
                     self._step(request_id)

@@ -34,6 +34,8 @@ class FakeModel(nn.Module):
         self.num_rows: list[int] = []
         """Of each call of the head."""
         self.fail_at: int | None = None
+        self.nan_from: int | None = None
+        """A token after which a request's logits are NaN."""
 
     def expected(self, ids: Sequence[int]) -> Tensor:
         """[V] logits after these tokens."""
@@ -70,7 +72,7 @@ class FakeModel(nn.Module):
         ids = read(batch, views[0], request, 0, end)
         oldest = max(0, start + 1 - WINDOW)
         recent = read(batch, views[1], request, oldest, end)
-        if ids.isnan().any() or not torch.equal(ids[oldest:], recent):
+        if ids.isnan().any() or self.nan_from in ids.tolist() or not torch.equal(ids[oldest:], recent):
             return [float("nan")] * (end - start)
         values = itertools.accumulate(ids.long().tolist(), next_hash, initial=1)
         return [float(value) for value in values][start + 1 :]

@@ -50,6 +50,19 @@ def test_sampled(run: Any, alone: list[list[int]], company: str, depth: int) -> 
     assert [output.token_ids for output in outputs] == alone
 
 
+@pytest.mark.parametrize("company", ["together", "small budget", "preempted, chunks"])
+def test_nan_logits_of_others(run: Any, fake: Any, alone: list[list[int]], company: str) -> None:
+    """Requests whose every logit is NaN take part in each step; nobody else notices."""
+    fake.nan_from = 31
+    bad = [[31, 1, 2], [31] * 9]
+    prompts = [[each % 31 for each in prompt] for prompt in PROMPTS]
+    expected = [run([prompt], params)[0].token_ids for prompt, params in zip(prompts, SAMPLED, strict=True)]
+    clean = [place for place, ids in enumerate(expected) if 31 not in ids]
+    outputs = run([bad[0], *prompts, bad[1]], [GREEDY, *SAMPLED, SAMPLED[1]], **COMPANY[company])
+    assert [outputs[place + 1].token_ids for place in clean] == [expected[place] for place in clean]
+    assert len(clean) > 3
+
+
 def test_order(run: Any, alone: list[list[int]]) -> None:
     outputs = run(PROMPTS[::-1], SAMPLED[::-1], num_blocks=20)
     assert [output.token_ids for output in outputs[::-1]] == alone

@@ -95,6 +95,9 @@ def test_closing_a_stream_cancels(llm: LLM) -> None:
     next(stream)
     stream.close()
     assert not llm.engine.has_work and not llm.engine._state._requests
+    llm.stream(PROMPT)
+    gc.collect()
+    assert not llm.engine.has_work
 
 
 def test_a_stream_ends_with_the_step_that_fails(llm: LLM, fake: Any) -> None:

@@ -40,7 +40,7 @@ class Case:
         self.loaded: LoadedModel = load_model(path, dtype="float32")
         reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         draw = torch.Generator().manual_seed(5)
-        self.prompts = [torch.randint(3, VOCAB_SIZE, (length,), generator=draw).tolist() for length in LENGTHS]
+        self.prompts = [torch.randint(4, VOCAB_SIZE, (length,), generator=draw).tolist() for length in LENGTHS]
         self.tokens: list[list[int]] = []
         self.logits: list[torch.Tensor] = []
         with torch.inference_mode():
@@ -69,6 +69,31 @@ def test_every_mode_equals_the_reference(case: Case, mode: str) -> None:
         output = llm.engine.output(name)
         assert output.token_ids == tokens
         assert output.logits is not None and output.logits.shape == logits.shape
+        assert (output.logits - logits).abs().max() <= 2e-5 * logits.std()
+
+
+@pytest.mark.parametrize("mode", ["whole", "mixed", "two steps ahead"])
+def test_nan_in_the_rows_and_state_of_others(case: Case, mode: str) -> None:
+    """One request's embeddings, and so its keys and values, are NaN from its first token on."""
+    marked = 3
+
+    def spoil(module: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        return output.masked_fill((args[0] == marked)[:, None], float("nan"))
+
+    llm = LLM.from_loaded(case.loaded, EngineConfig(**({"num_blocks": 64} | MODES[mode])))
+    llm.engine._state.poison()
+    hook = llm.model.get_submodule("model.embed_tokens").register_forward_hook(spoil)
+    try:
+        llm.engine.add([marked] * 21, PARAMS)
+        ids = [llm.engine.add(prompt, PARAMS, return_logits=True) for prompt in case.prompts]
+        while llm.engine.has_work:
+            llm.engine.step()
+    finally:
+        hook.remove()
+    for name, prompt, tokens, logits in zip(ids, case.prompts, case.tokens, case.logits, strict=True):
+        assert marked not in prompt + tokens
+        output = llm.engine.output(name)
+        assert output.token_ids == tokens and output.logits is not None
         assert (output.logits - logits).abs().max() <= 2e-5 * logits.std()
 
 
