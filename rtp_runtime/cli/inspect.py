@@ -214,7 +214,8 @@ def _kernels(choices: list[Report]) -> Table:
     table = _columns("op", "regime", "taken", "for", "refused before it")
     for choice in choices:
         refused = "\n".join(f"{each['implementation']}: {', '.join(each['reasons'])}" for each in choice["refused"])
-        where = choice["for"] if choice["components"] == 1 else f"{choice['components']} like {choice['for']}"
+        where = _without_layer(choice["for"])[1].removeprefix("model.layers.{layer}.")
+        where += f" × {choice['components']}" if choice["components"] > 1 else ""
         table.add_row(choice["op"], choice["regime"], choice["implementation"], _text(where), _text(refused))
     return table
 

@@ -41,7 +41,7 @@ class ModelConfig:
         return self._hf
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
+        if name.startswith("_") or name == "hf":
             raise AttributeError(name)
         return tracked(self.hf, name, (), self.reads, str(self.path or "the config"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from rtp_runtime.weights.resolve import ResolvedLayout, resolve
 
 MAX_SHOWN = 6
 """Findings of a kind that a message spells out."""
+MAX_COMPARED = 200
+"""Names that a hint is looked for among."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +149,22 @@ def _missing(
 def _unexpected(unexpected: list[str], missing: list[str], headers: Headers) -> Iterator[Finding]:
     for index, name in enumerate(unexpected):
         hint = ""
-        if index < MAX_SHOWN and (close := difflib.get_close_matches(name, missing[:1000], n=1)):
-            hint = f"; perhaps it should be called {close[0]}"
+        if index < MAX_SHOWN and (close := _closest(name, missing)):
+            hint = f"; perhaps it should be called {close}"
         yield Finding("unexpected", name, f"{name}, {headers.tensors[name].describe()}, is used by nothing{hint}")
 
 
 def _nearest(name: str, candidates: list[str], headers: Headers) -> str:
-    close = difflib.get_close_matches(name, candidates[:1000], n=1)
-    return f"; nearest there: {close[0]}, {headers.tensors[close[0]].describe()}" if close else ""
+    close = _closest(name, candidates)
+    return f"; nearest there: {close}, {headers.tensors[close].describe()}" if close else ""
+
+
+def _closest(name: str, candidates: list[str]) -> str | None:
+    """The most similar name. Among very many only those with the same numbers (layer, expert) are compared."""
+    if len(candidates) > MAX_COMPARED:
+        numbers = re.findall(r"\d+", name)
+        candidates = [other for other in candidates if re.findall(r"\d+", other) == numbers]
+    return next(iter(difflib.get_close_matches(name, candidates[:MAX_COMPARED], n=1)), None)
 
 
 def _misfits(layout: ResolvedLayout, headers: Headers, model_dtype: str) -> Iterator[Finding]:

@@ -1,15 +1,8 @@
-"""Streams a checkpoint into parameters: one thread reads ahead into a few buffers, the caller's copies out of them.
-
-Memory beyond the parameters is bounded by the buffers. Every element of a parameter is counted as it is written.
-"""
+"""Fills parameters from a checkpoint, piece by piece, and counts every element of a parameter as it is written."""
 
 from __future__ import annotations
 
-import os
-import queue
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +12,7 @@ from rtp_runtime.errors import CheckpointError
 from rtp_runtime.weights.dtypes import torch_dtype
 from rtp_runtime.weights.operations import Slice, invert
 from rtp_runtime.weights.plan import LoadPlan, Read
+from rtp_runtime.weights.reading import Piece, read_ahead
 
 if TYPE_CHECKING:
     from rtp_runtime.weights.headers import Headers
@@ -27,8 +21,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
 
-PIECE_BYTES = 16 << 20
-NUM_BUFFERS = 3
+Targets = dict[Slice, list[tuple[str, Tensor]]]
+"""What is read -> each parameter that holds it, and the view of that parameter where it belongs."""
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -37,33 +31,22 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
     return tensor.fill_(float("nan")) if dtype.is_floating_point else tensor.zero_()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows [first, last) of a read, in memory."""
-
-    read: Read
-    first: int
-    last: int
-    data: Tensor
-    """[rows, …] in the checkpoint's dtype; a view of a buffer that is used again."""
-
-
 def load_weights(
     layout: ResolvedLayout, plan: LoadPlan, parameters: Mapping[str, Tensor], progress: Progress | None = None
 ) -> None:
     """Fill `parameters` (by name, of the layout's shapes) from the files of `plan`.
 
-    Raises CheckpointError when a file cannot be read to the end, when an element was not written exactly once, or
-    when a tensor holds NaN.
+    Raises CheckpointError when a file cannot be read to its end, when an element was not written exactly once, or when
+    a tensor holds NaN.
     """
     targets = _targets(layout, parameters)
     written = dict.fromkeys(parameters, 0)
     done, total = 0, plan.num_bytes
     with torch.no_grad():
-        for piece in read_ahead(plan):
+        for piece in read_ahead(plan, lambda read, first, last: _place(targets, read, first, last)):
             for part in piece.read.slices:
                 for name, view in targets[part]:
-                    written[name] += _copy(piece, part, view)
+                    written[name] += piece.data.numel() if piece.placed else _copy(piece, part, view)
             done += piece.data.nbytes
             if progress is not None:
                 progress(done, total)
@@ -88,12 +71,25 @@ def verify_ties(tied: Mapping[str, str], headers: Headers, parameters: Mapping[s
                 )
 
 
-def _targets(layout: ResolvedLayout, parameters: Mapping[str, Tensor]) -> dict[Slice, list[tuple[str, Tensor]]]:
-    targets: dict[Slice, list[tuple[str, Tensor]]] = {}
+def _targets(layout: ResolvedLayout, parameters: Mapping[str, Tensor]) -> Targets:
+    targets: Targets = {}
     for parameter in layout.parameters:
         for leaf, view in invert(parameter.source, parameters[parameter.name]):
             targets.setdefault(leaf, []).append((parameter.name, view))
     return targets
+
+
+def _place(targets: Targets, read: Read, first: int, last: int) -> Tensor | None:
+    """Where these rows can be read to at once: one parameter on the CPU holds all of them, as they are stored."""
+    if len(read.slices) != 1 or len(targets[read.slices[0]]) != 1 or not read.tensor.shape:
+        return None
+    (part,) = read.slices
+    ((_, view),) = targets[part]
+    start = part.region[0][0]
+    rows = view[first - start : last - start]
+    whole = rows.shape[1:] == read.tensor.shape[1:]
+    fits = rows.device.type == "cpu" and rows.dtype == torch_dtype(read.tensor.dtype) and rows.is_contiguous()
+    return rows if whole and fits else None
 
 
 def _copy(piece: Piece, part: Slice, view: Tensor) -> int:
@@ -109,76 +105,6 @@ def _copy(piece: Piece, part: Slice, view: Tensor) -> int:
     target = view[first - start : last - start]
     target.copy_(rows[(slice(None), *(slice(*bounds) for bounds in rest))])
     return target.numel()
-
-
-def read_ahead(plan: LoadPlan) -> Iterator[Piece]:
-    """The pieces of a plan in order; a buffer is read into while the pieces before it are used."""
-    size = max([PIECE_BYTES, *(read.row_bytes for read in plan.reads)])
-    free: queue.Queue[Tensor | None] = queue.Queue()
-    full: queue.Queue[tuple[Piece, Tensor] | BaseException | None] = queue.Queue()
-    for _ in range(NUM_BUFFERS):
-        free.put(torch.empty(size, dtype=torch.uint8))
-    thread = threading.Thread(target=_reader, args=(plan, free, full), name="rtp-weights", daemon=True)
-    thread.start()
-    try:
-        while (item := full.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            piece, buffer = item
-            yield piece
-            free.put(buffer)
-    finally:
-        free.put(None)
-        thread.join()
-
-
-def _reader(
-    plan: LoadPlan, free: queue.Queue[Tensor | None], full: queue.Queue[tuple[Piece, Tensor] | BaseException | None]
-) -> None:
-    descriptor, path = -1, None
-    try:
-        for read in plan.reads:
-            if read.tensor.file != path:
-                if descriptor >= 0:
-                    os.close(descriptor)
-                path = read.tensor.file
-                descriptor = os.open(path, os.O_RDONLY)
-            for first, last in _row_ranges(read):
-                buffer = free.get()
-                if buffer is None:
-                    return
-                full.put((_fill(descriptor, read, first, last, buffer), buffer))
-        full.put(None)
-    except OSError as error:
-        full.put(CheckpointError(f"{path}: cannot be read ({error.strerror}). Was it changed meanwhile?"))
-    except BaseException as error:  # handed to the caller's thread, which raises it
-        full.put(error)
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _row_ranges(read: Read) -> Iterator[tuple[int, int]]:
-    step = max(1, PIECE_BYTES // max(1, read.row_bytes))
-    for first in range(read.first, read.last, step):
-        yield first, min(first + step, read.last)
-
-
-def _fill(descriptor: int, read: Read, first: int, last: int, buffer: Tensor) -> Piece:
-    length = (last - first) * read.row_bytes
-    offset = read.tensor.start + first * read.row_bytes
-    target = buffer.numpy().data[:length]
-    filled = 0
-    while filled < length:
-        count = os.preadv(descriptor, [target[filled:]], offset + filled)
-        if count == 0:
-            raise CheckpointError(
-                f"{read.tensor.file}: ends within {read.tensor.name}, at byte {offset + filled}. Was it changed "
-                "meanwhile? Copy or download this file again."
-            )
-        filled += count
-    rows = buffer[:length].view(torch_dtype(read.tensor.dtype)).view(last - first, *read.tensor.shape[1:])
-    return Piece(read, first, last, rows)
 
 
 def _check_written(written: Mapping[str, int], parameters: Mapping[str, Tensor]) -> None:

@@ -25,8 +25,8 @@ from rtp_runtime.weights import (
     Stack,
     Tie,
     Weight,
+    reading,
 )
-from rtp_runtime.weights import loader as loader_module
 from rtp_runtime.weights.audit import audit_layout
 from rtp_runtime.weights.dtypes import torch_dtype
 from rtp_runtime.weights.export import ExportReport, export_weights
@@ -91,7 +91,7 @@ def write_two_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("piece_bytes", [1, 30, 16 << 20])
 def test_loads_what_the_operations_make(piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(reading, "PIECE_BYTES", piece_bytes)
     tensors = stored()
     write_two_shards(tmp_path, tensors)
     weights = open_weights(tmp_path)
