@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
@@ -94,22 +93,17 @@ def command_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
 
 
 def _command_module(name: str, rest: Sequence[str]) -> ModuleType:
-    if name in builtin_commands():
+    if name in COMMANDS:
         return importlib.import_module(f"rtp_runtime.cli.{name}")
     from rtp_runtime.plugins import load_plugins
 
     commands = load_plugins(_named_plugins(rest)).commands
     if name in commands:
         return commands.load(name)
-    known = [*builtin_commands(), *commands.names()]
+    known = [*COMMANDS, *commands.names()]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean `rtp {near[0]}`?" if near else ""
     raise UsageError(f"{name!r} is not a command of rtp.{hint} The commands are {', '.join(known)}.")
-
-
-def builtin_commands() -> list[str]:
-    """The names in COMMANDS, in order, that are installed."""
-    return [name for name in COMMANDS if importlib.util.find_spec(f"rtp_runtime.cli.{name}")]
 
 
 def _named_plugins(rest: Sequence[str]) -> list[str]:
@@ -121,7 +115,7 @@ def _named_plugins(rest: Sequence[str]) -> list[str]:
 def _help() -> str:
     from rtp_runtime.plugins import load_plugins
 
-    summaries = {name: _command_module(name, ()).SUMMARY for name in builtin_commands()}
+    summaries = {name: _command_module(name, ()).SUMMARY for name in COMMANDS}
     summaries |= load_plugins().commands.summaries()
     width = max(map(len, summaries))
     lines = [f"  {name.ljust(width)}  {summary}" for name, summary in summaries.items()]

@@ -96,7 +96,7 @@ def _errors() -> Iterator[str]:
 def _options() -> Iterator[str]:
     from rtp_runtime import cli
 
-    for name in cli.builtin_commands():
+    for name in cli.COMMANDS:
         module = importlib.import_module(f"rtp_runtime.cli.{name}")
         yield f"rtp {name}"
         for action in cli.command_parser(name, module)._actions:

@@ -24,7 +24,7 @@ LIGHT = [
     "rtp_runtime.text",
     "rtp_runtime.weights",
     "rtp_runtime.weights.descriptors",
-    *(f"rtp_runtime.cli.{name}" for name in cli.builtin_commands()),
+    *(f"rtp_runtime.cli.{name}" for name in cli.COMMANDS),
 ]
 
 

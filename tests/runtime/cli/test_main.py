@@ -101,7 +101,7 @@ def test_a_bad_environment_exits_2(capsys: pytest.CaptureFixture[str], monkeypat
 def test_help_lists_every_command_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     told = capsys.readouterr().out
-    for name in cli.builtin_commands():
+    for name in cli.COMMANDS:
         module: ModuleType = __import__(f"rtp_runtime.cli.{name}", fromlist=["SUMMARY"])
         assert f"  {name} " in told
         assert module.SUMMARY in told
