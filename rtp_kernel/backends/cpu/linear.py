@@ -81,7 +81,8 @@ class WidenedLinear:
 
     def restore(self, prepared: Tensor, dtype: torch.dtype) -> Tensor:
         """The logical weight, bit for bit."""
-        return prepared.to_dense().to(dtype)
+        bits = prepared.to_dense().view(torch.int32) >> 16  # a cast would give every NaN the same payload
+        return bits.to(torch.int16).view(dtype)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not weight.is_mkldnn or x.numel() == 0:

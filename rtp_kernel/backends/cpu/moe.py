@@ -47,4 +47,4 @@ class GroupedExperts:
         inner = gated_activation(gate, up, activation, limit)
         sorted_results = functional.grouped_mm(inner, down.transpose(1, 2), offs=ends)
         results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
-        return (results.view(*ids.shape, -1) * weights[..., None]).sum(dim=1).to(x.dtype)
+        return (results.view(*ids.shape, x.shape[-1]) * weights[..., None]).sum(dim=1).to(x.dtype)

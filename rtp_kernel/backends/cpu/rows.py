@@ -27,8 +27,8 @@ KEYS = 64
 """Keys of a tile of attention; tiles start at multiples of it, counted from the request's first token."""
 LANES = 64
 """No vector loop of torch takes more elements at once."""
-SERIAL = 1 << 15
-"""Elements from which torch shares elementwise work among threads."""
+SERIAL = 0x4000
+"""Elements up to which torch shares no elementwise work among threads (the least of its limits, that of gelu)."""
 
 
 class _Deterministic:
@@ -41,19 +41,19 @@ class _Deterministic:
 
 def _chunks(rows: int, width: int) -> Iterator[slice]:
     """Slices of rows of `width` elements that one thread computes without a tail; single rows where that cannot be."""
-    step = max(1, (SERIAL - 1) // width) if width % LANES == 0 else 1
+    step = max(1, SERIAL // width) if width % LANES == 0 else 1
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 class GatedActivation(_Deterministic):
-    """The reference in chunks of rows."""
+    """The reference in contiguous chunks of rows (torch computes gelu of strided rows by another formula)."""
 
     name = "cpu_row_chunks"
 
     def __call__(self, gate: Tensor, up: Tensor, name: str = "silu", limit: float | None = None) -> Tensor:
         parts = [
-            activation.gated_activation(gate[rows], up[rows], name, limit)
+            activation.gated_activation(gate[rows].contiguous(), up[rows], name, limit)
             for rows in _chunks(len(gate), gate.shape[-1])
         ]
         return torch.cat(parts) if parts else torch.zeros_like(gate)
@@ -175,7 +175,7 @@ class TiledAttention(_Deterministic):
 
 def _queries_per_tile(heads: int) -> int:
     """A power of two, small enough that one thread computes the exponentials of a tile of keys."""
-    most = max(1, (SERIAL - 1) // (heads * KEYS))
+    most = max(1, SERIAL // (heads * KEYS))
     return min(ROWS, 1 << (most.bit_length() - 1))
 
 

@@ -1,0 +1,76 @@
+"""The paged attention reference against transformers' dense attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
+
+from rtp_kernel.ops.attention import paged_attention, spans, write_kv
+
+MIXES: dict[str, dict[str, Any]] = {
+    "prefill": {"requests": [(0, 11), (0, 4), (0, 1)], "decodes": 0},
+    "chunk": {"requests": [(5, 6), (8, 3)]},
+    "decode": {"requests": [(10, 1), (0, 1), (3, 1)]},
+    "mixture": {"requests": [(10, 1), (2, 1), (7, 5), (0, 9)]},
+    "drafts": {"requests": [(10, 3), (2, 3), (7, 5)]},
+    "padding": {"requests": [(10, 1), (2, 3)], "padding": 4},
+    "nothing real": {"requests": [], "padding": 3},
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("window", [None, 1, 5, 8])
+def test_is_dense_attention(mix: Any, name: str, window: int | None) -> None:
+    step = mix(**MIXES[name], window=window)
+    got = step.run(write_kv, paged_attention, poison=float("nan"))
+    assert torch.allclose(got, step.dense(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (8, 1)])
+def test_heads_share_keys_in_groups(mix: Any, heads: tuple[int, int]) -> None:
+    step = mix(requests=[(6, 1), (3, 4)], heads=heads[0], kv_heads=heads[1])
+    assert torch.allclose(step.run(write_kv, paged_attention), step.dense(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_sinks_are_those_of_gpt_oss(mix: Any, window: int | None) -> None:
+    step = mix(**MIXES["mixture"], window=window)
+    got = step.run(write_kv, paged_attention, sinks=step.sinks)
+    assert torch.allclose(got, step.dense(modeling_gpt_oss.eager_attention_forward), rtol=0, atol=2e-6)
+    assert not torch.allclose(got, step.dense(), atol=1e-3)
+
+
+def test_soft_cap_is_that_of_gemma2(mix: Any) -> None:
+    step = mix(**MIXES["mixture"])
+    got = step.run(write_kv, paged_attention, soft_cap=0.5)
+    assert torch.allclose(got, step.dense(modeling_gemma2.eager_attention_forward, softcap=0.5), rtol=0, atol=2e-6)
+    assert not torch.allclose(got, step.dense(), atol=1e-3)
+
+
+def test_spans_are_decode_or_verify_then_prefill(mix: Any) -> None:
+    batch, _ = mix(**MIXES["mixture"], padding=2).build()
+    assert [(regime, len(span.requests), span.rows) for regime, span in spans(batch)] == [
+        ("decode", 2, range(2)),
+        ("prefill", 2, range(2, 18)),
+    ]
+
+
+def test_drafts_are_verified_in_one_span(mix: Any) -> None:
+    batch, _ = mix(**MIXES["drafts"]).build()
+    batch = replace(batch, num_decodes=2, num_decode_tokens=6)
+    assert [(regime, span.rows) for regime, span in spans(batch)] == [("verify", range(6)), ("prefill", range(6, 11))]
+
+
+def test_padding_writes_nothing(mix: Any) -> None:
+    step = mix(**MIXES["padding"])
+    batch, kv = step.build()
+    before = kv.data.clone()
+    write_kv(step.new(step.k), step.new(step.v), kv, batch)
+    changed = (kv.data != before).flatten(2).any(-1)
+    assert int(changed.sum()) == sum(new for _, new in step.requests)
+    assert bool(torch.isfinite(kv.data).all())

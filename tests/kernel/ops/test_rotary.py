@@ -1,0 +1,124 @@
+"""Rotary tables and layouts against transformers', bit for bit."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.glm import modeling_glm
+from transformers.models.glm4_moe import modeling_glm4_moe
+from transformers.models.llama import modeling_llama
+
+from rtp_kernel.ops.rotary import RopeParameters, rotary, rotary_angles
+
+TABLES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 10000.0},
+    {"rope_type": "default", "rope_theta": 1000000},
+    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+    {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64},
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+        "beta_fast": 16,
+        "beta_slow": 2,
+    },
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1e5,
+        "factor": 16.0,
+        "original_max_position_embeddings": 128,
+        "attention_factor": 1.25,
+        "truncate": False,
+    },
+]
+
+
+@pytest.mark.parametrize("parameters", TABLES, ids=lambda p: f"{p['rope_type']}-{len(p)}-{p['rope_theta']}")
+@pytest.mark.parametrize("dim", [16, 64])
+def test_tables_are_bit_equal_to_the_reference(parameters: dict[str, Any], dim: int) -> None:
+    config = LlamaConfig(hidden_size=dim * 2, num_attention_heads=2, head_dim=dim, rope_parameters=dict(parameters))
+    theirs = modeling_llama.LlamaRotaryEmbedding(config)
+    inv_freq, factor = RopeParameters.from_dict(parameters).table(dim)
+    assert torch.equal(inv_freq, theirs.inv_freq)
+    assert factor == theirs.attention_scaling
+    positions = torch.tensor([0, 1, 17, 4095])
+    for dtype in (torch.float32, torch.bfloat16):
+        want = theirs(torch.zeros(1, dtype=dtype), positions[None])
+        got = rotary_angles(positions, inv_freq, factor, dtype)
+        assert all(torch.equal(ours, other[0]) for ours, other in zip(got, want, strict=True))
+
+
+def test_every_table_that_transformers_computes_once_is_known_or_refused_by_name() -> None:
+    for name in ROPE_INIT_FUNCTIONS:
+        if name not in ("linear", "llama3", "yarn"):
+            with pytest.raises(
+                ValueError, match=f'rope_type "{name}" is unknown; known: default, linear, llama3, yarn'
+            ):
+                RopeParameters(rope_type=name, theta=1.0)
+
+
+def test_missing_numbers_are_named() -> None:
+    with pytest.raises(ValueError, match="rope_theta"):
+        RopeParameters.from_dict({"rope_type": "default"})
+    with pytest.raises(ValueError, match="needs low_freq_factor, high_freq_factor, original_max"):
+        RopeParameters.from_dict({"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0})
+
+
+def test_flat_old_names_are_understood() -> None:
+    assert RopeParameters.from_dict({"type": "linear", "rope_theta": 1e4, "factor": 2.0}).rope_type == "linear"
+
+
+def _angles(dim: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inv_freq, factor = RopeParameters(theta=1e4).table(dim)
+    return rotary_angles(torch.arange(tokens) * 3, inv_freq, factor, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("layout", "module", "function", "rotary_dim"),
+    [
+        ("half", modeling_llama, "apply_rotary_pos_emb", 16),
+        ("half", modeling_glm4_moe, "apply_rotary_pos_emb", 8),
+        ("interleaved", modeling_glm, "apply_rotary_pos_emb", 16),
+        ("interleaved", modeling_glm, "apply_rotary_pos_emb", 8),
+        ("interleaved_to_half", modeling_deepseek_v3, "apply_rotary_pos_emb_interleave", 16),
+    ],
+)
+def test_layouts_are_those_of_the_reference(layout: str, module: ModuleType, function: str, rotary_dim: int) -> None:
+    q, k = torch.randn(9, 4, 16), torch.randn(9, 2, 16)
+    cos, sin = _angles(rotary_dim, 9)
+    want = getattr(module, function)(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos[None], sin[None])
+    got = rotary(q, k, cos, sin, layout)
+    for ours, theirs in zip(got, want, strict=True):
+        assert torch.allclose(ours, theirs[0].transpose(0, 1), rtol=0, atol=1e-6)
+    if layout == "half":
+        assert torch.equal(got[0], want[0][0].transpose(0, 1))
+
+
+def test_interleaved_is_the_complex_rotation_of_deepseek_v2() -> None:
+    q, k = torch.randn(9, 4, 16), torch.randn(9, 1, 16)
+    inv_freq = RopeParameters(theta=1e4).table(16)[0]
+    angles = torch.outer(torch.arange(9) * 3.0, inv_freq)
+    want = modeling_deepseek_v2.apply_rotary_emb(
+        q.transpose(0, 1)[None], k.transpose(0, 1)[None], torch.polar(torch.ones_like(angles), angles)[None]
+    )
+    got = rotary(q, k, *_angles(16, 9), "interleaved")
+    for ours, theirs in zip(got, want, strict=True):
+        assert torch.allclose(ours, theirs[0].transpose(0, 1), atol=1e-5)
