@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from rtp_runtime.engine import SamplingParams
+from rtp_runtime.engine import EngineConfig, RequestOutput, SamplingParams
+from rtp_runtime.engine.engine import Engine
 
 PROMPTS = [
     [random.Random(seed).randrange(32) for _ in range(length)]
@@ -82,3 +85,47 @@ def test_preemption_happened(run: Any, fake: Any) -> None:
     fake.num_tokens.clear()
     run(PROMPTS, GREEDY, num_blocks=16)
     assert sum(fake.num_tokens) > undisturbed
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20), st.integers(1, 8)), min_size=1, max_size=7),
+    cancels=st.dictionaries(st.integers(0, 6), st.integers(0, 20), max_size=2),
+    blocks=st.integers(9, 20),
+    chunk=st.none() | st.integers(1, 6),
+    seqs=st.integers(1, 4),
+    depth=st.integers(0, 2),
+)
+def test_arriving_and_leaving_at_any_time(
+    loaded: Any,
+    fake: Any,
+    arrivals: list[tuple[int, int, int]],
+    cancels: dict[int, int],
+    blocks: int,
+    chunk: int | None,
+    seqs: int,
+    depth: int,
+) -> None:
+    limits = {"max_num_seqs": seqs, "max_num_batched_tokens": 8 + seqs, "max_chunk_tokens": chunk, "depth": depth}
+    engine = Engine(loaded, EngineConfig(num_blocks=blocks, block_size=4, **limits))
+    prompts = [[(7 * place + each) % 32 for each in range(length)] for place, (_, length, _) in enumerate(arrivals)]
+    outputs: dict[str, RequestOutput] = {}
+    for now in range(1000):
+        for place, (at, _, count) in enumerate(arrivals):
+            if at == now:
+                engine.add(prompts[place], SamplingParams(max_tokens=count), request_id=str(place))
+            if cancels.get(place) == now and str(place) in engine:
+                cancelled = engine.cancel(str(place))
+                assert cancelled is not None
+                outputs[str(place)] = cancelled
+        for news in engine.step():
+            if news.finish_reason is not None:
+                outputs[news.request_id] = engine.output(news.request_id)
+        if now > 20 and not engine.has_work:
+            break
+    for place, (_, _, count) in enumerate(arrivals):
+        output = outputs[str(place)]
+        expected = fake.greedy(prompts[place], count)
+        assert output.token_ids == expected[: len(output.token_ids)]
+        assert output.finish_reason == "abort" or output.token_ids == expected
+    assert engine._state.arena.num_free == engine._state.arena.plan.num_extents
