@@ -60,7 +60,7 @@ def token_array(token_ids: Any) -> NDArray[np.int64]:
         raise RequestError(f"a token id of the prompt is beyond 64 bits: {error}") from error
 
 
-def make_state(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits) -> StateManager:
+def make_state(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits, max_drafts: int = 0) -> StateManager:
     """State for the engine's limits, as large as the config says, or else as the free memory allows.
 
     Raises:
@@ -70,7 +70,7 @@ def make_state(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits) -
     if num_blocks is not None and memory is not None:
         raise UsageError(f"num_blocks={num_blocks} and memory={memory} both size the state: give one of them")
     if num_blocks is None and memory is None:
-        num_blocks, memory = _default_size(loaded, config, limits)
+        num_blocks, memory = _default_size(loaded, config, limits, max_drafts)
     return StateManager(
         loaded.states,
         cache_dtype=loaded.dtype,
@@ -79,12 +79,15 @@ def make_state(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits) -
         num_blocks=num_blocks,
         memory=memory,
         max_requests=config.max_num_seqs,
+        max_drafts=max_drafts,
         max_step_tokens=min(config.max_num_batched_tokens, config.max_chunk_tokens or config.max_num_batched_tokens),
         depth=config.depth,
     )
 
 
-def _default_size(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits) -> tuple[int | None, int | None]:
+def _default_size(
+    loaded: LoadedModel, config: EngineConfig, limits: ModelLimits, max_drafts: int
+) -> tuple[int | None, int | None]:
     """(blocks, bytes), one of them None: enough for all requests at full length, within a third of the free memory."""
     groups = group_states(
         loaded.states, cache_dtype=str(loaded.dtype).removeprefix("torch."), block_size=config.block_size
@@ -95,7 +98,9 @@ def _default_size(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits
     if length is None or not sizes:
         return None, budget
     num_blocks = config.max_num_seqs * -(-length // min(sizes))
-    per_request = sum(group.block_bytes * (1 if group.is_slot else -(-length // group.block_size)) for group in groups)
+    per_request = sum(
+        group.block_bytes * (1 + max_drafts if group.is_slot else -(-length // group.block_size)) for group in groups
+    )
     return (num_blocks, None) if config.max_num_seqs * per_request <= budget else (None, budget)
 
 

@@ -49,7 +49,7 @@ class BatchBuilder:
             seq_lens=self._tensor(ends.astype(np.int32)),
             groups=self._state.group_batches(rows, num_requests, num_tokens),
             num_decodes=plan.num_decodes,
-            num_decode_tokens=plan.num_decodes,
+            num_decode_tokens=int(lens[: plan.num_decodes].sum()),
             query_lens=tuple(lens.tolist()),
             kv_lens=tuple(ends.tolist()),
         )
@@ -57,7 +57,7 @@ class BatchBuilder:
     def _input_ids(self, chunks: tuple[Chunk, ...], num_tokens: int) -> Tensor:
         """[T] int64: sampled tokens from the table, the others from the host."""
         rows = [chunk.request.row for chunk in chunks if chunk.from_table]
-        known = [chunk.request.host_ids(chunk.start, chunk.start + chunk.num_tokens) for chunk in chunks[len(rows) :]]
+        known = [part for chunk in chunks[len(rows) :] for part in _known_ids(chunk)]
         if not known:
             return self._table.index_select(0, torch.tensor(rows, device=self._device))
         ids = self._tensor(np.concatenate(known))
@@ -68,3 +68,10 @@ class BatchBuilder:
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+
+
+def _known_ids(chunk: Chunk) -> list[NDArray[np.int64]]:
+    """The chunk's tokens, none of which comes from the device table: those of its request, then drafts."""
+    certain = chunk.start + chunk.num_tokens - len(chunk.drafts)
+    ids = chunk.request.host_ids(chunk.start, certain)
+    return [ids, np.array(chunk.drafts, np.int64)] if chunk.drafts else [ids]

@@ -11,6 +11,7 @@ import torch
 
 from rtp_runtime.engine.admission import Admission, make_state, resolve_model_len
 from rtp_runtime.engine.config import EngineConfig
+from rtp_runtime.engine.drafts import DraftProposer, propose_drafts
 from rtp_runtime.engine.limits import ModelLimits, model_limits
 from rtp_runtime.engine.outputs import RequestOutput, StepOutput
 from rtp_runtime.engine.progress import snapshot, take_result
@@ -37,7 +38,12 @@ class Engine:
     """
 
     def __init__(
-        self, loaded: LoadedModel, config: EngineConfig | None = None, *, tokenizer: Tokenizer | None = None
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        proposer: DraftProposer | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         if self.config.deterministic and not loaded.ops.deterministic:
@@ -46,10 +52,11 @@ class Engine:
             )
         self.limits: ModelLimits = model_limits(loaded.config, loaded.path, tokenizer.eos_ids if tokenizer else ())
         self._tokenizer = tokenizer
-        self._state = make_state(loaded, self.config, self.limits)
+        self._proposer = proposer
+        self._state = make_state(loaded, self.config, self.limits, proposer.max_drafts if proposer else 0)
         self.max_model_len = resolve_model_len(self.config, self.limits, self._state.max_tokens_per_request())
         self._admission = Admission(self.max_model_len, self.limits, has_text=tokenizer is not None)
-        self._scheduler = Scheduler(self.config, self._state)
+        self._scheduler = Scheduler(self.config, self._state, run_ahead=proposer is None)
         self._runner = Runner(
             loaded.module,
             self._state,
@@ -117,6 +124,8 @@ class Engine:
         A failure aborts every request before it is raised again.
         """
         try:
+            if self._proposer is not None:
+                propose_drafts(self._proposer, self._scheduler.running)
             plan = self._scheduler.schedule()
             if plan.chunks:
                 self._tickets.append(self._runner.submit(plan))
@@ -175,14 +184,25 @@ class Engine:
             # What was computed after the end of a request is thrown away.
             if request.reason is not None:
                 continue
-            if result.chunk.generation == request.generation:
-                self._state.commit(request.request_id, result.chunk.start + result.chunk.num_tokens)
+            self._settle(request, result)
             step = take_result(request, result)
             if step is not None:
                 news.append(step)
             if request.reason is not None:
                 self._forget(request)
         return news
+
+    def _settle(self, request: Request, result: ChunkResult) -> None:
+        """Commit what stands of a step, unless the state it went into was given up."""
+        chunk = result.chunk
+        end = chunk.start + result.num_tokens
+        current = chunk.generation == request.generation
+        if current:
+            if result.num_tokens < chunk.num_tokens:
+                self._state.truncate(request.request_id, end)
+            self._state.commit(request.request_id, end)
+        if chunk.drafts:
+            request.settle(len(result.token_ids), end if current else None)
 
     def _forget(self, request: Request) -> None:
         """The clean-up of completion, cancelling and failure alike."""

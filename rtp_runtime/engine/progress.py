@@ -9,12 +9,16 @@ from rtp_runtime.engine.sampler import RowLogprobs
 
 
 def take_result(request: Request, result: ChunkResult) -> StepOutput | None:
-    """Record what a step computed for a request that is not finished; the news, if it sampled a token."""
+    """Record what a step computed for a request that is not finished; the news, if it sampled tokens."""
     _keep_logits(request, result)
     _keep_prompt_logprobs(request, result)
-    if result.token_id is None:
-        return None
-    return _take_token(request, result.token_id, result)
+    news: StepOutput | None = None
+    for place, token_id in enumerate(result.token_ids):
+        news = _take_token(request, token_id, result, place).after(news)
+        # Drafts beyond a stop are thrown away with it.
+        if request.reason is not None:
+            break
+    return news
 
 
 def snapshot(request: Request, news: StepOutput | None = None) -> RequestOutput:
@@ -42,13 +46,12 @@ def snapshot(request: Request, news: StepOutput | None = None) -> RequestOutput:
     )
 
 
-def _take_token(request: Request, token_id: int, result: ChunkResult) -> StepOutput:
+def _take_token(request: Request, token_id: int, result: ChunkResult, place: int) -> StepOutput:
     params = request.params
     request.ids.append(token_id)
     news = StepOutput(request_id=request.request_id, token_ids=[token_id], text=None)
     if params.logprobs is not None:
-        assert result.logprobs is not None
-        chosen, rank, values, ids = result.logprobs
+        chosen, rank, values, ids = result.logprobs[place]
         entry = _logprobs(token_id, chosen, rank, values[: params.logprobs], ids[: params.logprobs])
         request.logprobs.append(entry)
         news.logprobs = [entry]

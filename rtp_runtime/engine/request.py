@@ -25,6 +25,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "drafts",
         "from_table",
         "generation",
         "ids",
@@ -87,6 +88,8 @@ class Request:
         """Rises when the state is given up, so that a late step's result is not committed to new state."""
         self.from_table = False
         """The next token to feed is the one that a submitted step left in the device table."""
+        self.drafts: tuple[int, ...] = ()
+        """Guesses for the tokens after the next one to feed; only the next step may use them."""
         self.row = -1
         """Row of the device tables while the request runs."""
         self.penalty_slot = -1
@@ -101,6 +104,14 @@ class Request:
     @property
     def num_prompt(self) -> int:
         return len(self.prompt_ids)
+
+    def settle(self, num_outputs: int, num_computed: int | None) -> None:
+        """Count a collected step with drafts: it sampled so many tokens, and `num_computed` are fed (None: none, since
+        the state was given up meanwhile)."""
+        self.num_outputs += num_outputs
+        self.num_tokens = self.num_prompt + min(self.num_outputs, self.limit - 1)
+        if num_computed is not None:
+            self.num_computed = num_computed
 
     def host_ids(self, start: int, stop: int) -> NDArray[np.int64]:
         """Tokens `start` to `stop`, prompt and collected output."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rtp_kernel.batch import ForwardBatch, Hidden
 from rtp_runtime.engine.batch import BatchBuilder
+from rtp_runtime.engine.drafts import num_accepted
 from rtp_runtime.engine.request import Request
 from rtp_runtime.engine.sampler import RowLogprobs, Sampler, row_logprobs
 from rtp_runtime.engine.scheduler import Chunk, Plan
@@ -25,9 +26,9 @@ class Ticket:
     step: int
     """The state manager's name for it."""
     sampling: tuple[Chunk, ...]
-    """The chunks that sampled, in the order of `ids`."""
+    """The chunks that sampled, in the order of `ids`; one with drafts once for each of its rows."""
     ids: Tensor | None
-    """[chunks that sampled] int64."""
+    """[rows that sampled] int64."""
     logprobs: RowLogprobs | None
     prompt_logprobs: dict[int, RowLogprobs]
     """By place of the chunk in the plan."""
@@ -39,9 +40,12 @@ class ChunkResult(NamedTuple):
     """What a collected step says of one chunk."""
 
     chunk: Chunk
-    token_id: int | None
-    logprobs: tuple[float, int, list[float], list[int]] | None
-    """Of the sampled token: log probability, rank, then the most likely tokens' values and ids."""
+    num_tokens: int
+    """Of the chunk, those that stand: all but rejected drafts."""
+    token_ids: list[int]
+    """Sampled: none, one, or one more than the drafts that were right."""
+    logprobs: list[tuple[float, int, list[float], list[int]]]
+    """Of each sampled token, if asked for: log probability, rank, then the most likely tokens' values and ids."""
     prompt_logprobs: RowLogprobs | None
     logits: Tensor | None
 
@@ -62,7 +66,7 @@ class Runner:
 
     def submit(self, plan: Plan) -> Ticket:
         """Start one step."""
-        rows = [StepRow(chunk.request.request_id, chunk.start, chunk.num_tokens) for chunk in plan.chunks]
+        rows = [_step_row(chunk) for chunk in plan.chunks]
         with torch.inference_mode():
             batch = self._builder.build(plan, rows)
             step = self._state.begin_step(rows)
@@ -75,19 +79,29 @@ class Runner:
 
     def collect(self, ticket: Ticket) -> list[ChunkResult]:
         """Wait for a step; one result per chunk of its plan."""
-        ids = iter(ticket.ids.tolist() if ticket.ids is not None else ())
+        ids = ticket.ids.tolist() if ticket.ids is not None else []
         self._state.end_step(ticket.step)
-        logprobs = iter(_listed(ticket.logprobs))
-        return [
-            ChunkResult(
-                chunk,
-                next(ids) if chunk.samples else None,
-                next(logprobs, None) if chunk.samples else None,
-                ticket.prompt_logprobs.get(place),
-                ticket.logits.get(place),
+        logprobs = _listed(ticket.logprobs)
+        results: list[ChunkResult] = []
+        row = 0
+        for place, chunk in enumerate(ticket.plan.chunks):
+            end = row + (1 + len(chunk.drafts) if chunk.samples else 0)
+            right = num_accepted(chunk.drafts, ids[row:end])
+            kept = min(end, row + 1 + right)
+            num_tokens = chunk.num_tokens - len(chunk.drafts) + right
+            logits = ticket.logits.get(place)
+            results.append(
+                ChunkResult(
+                    chunk,
+                    num_tokens,
+                    ids[row:kept],
+                    list(logprobs[row:kept]),
+                    ticket.prompt_logprobs.get(place),
+                    None if logits is None else logits[:num_tokens],
+                )
             )
-            for place, chunk in enumerate(ticket.plan.chunks)
-        ]
+            row = end
+        return results
 
     def drop(self, ticket: Ticket) -> None:
         """Give a submitted step up."""
@@ -99,11 +113,11 @@ class Runner:
 
     def _finish(self, plan: Plan, step: int, batch: ForwardBatch, hidden: Tensor) -> Ticket:
         """Logits of the rows that somebody needs, and the next tokens."""
-        sampling = tuple(chunk for chunk in plan.chunks if chunk.samples)
+        sampling = tuple(row for chunk in plan.chunks if chunk.samples for row in _sampled_rows(chunk))
         kept, prompt = self._whole_chunks(plan)
         ids = logprobs = None
         if sampling:
-            logits = self._logits(hidden, self._last_rows(plan, batch, len(sampling)))
+            logits = self._logits(hidden, self._last_rows(plan, len(sampling)))
             ids = self._sampler.sample(logits, sampling)
             self._table[torch.tensor([chunk.request.row for chunk in sampling], device=self._device)] = ids
             asked = [chunk.request.params.logprobs for chunk in sampling if chunk.request.params.logprobs is not None]
@@ -126,14 +140,17 @@ class Runner:
         logits: Tensor = self._forward.logits(picked)
         return logits.float()
 
-    def _last_rows(self, plan: Plan, batch: ForwardBatch, num_sampling: int) -> Tensor | None:
+    def _last_rows(self, plan: Plan, num_sampling: int) -> Tensor | None:
         """Token rows that are sampled from; None when they are all rows, in order."""
         if num_sampling == plan.num_tokens:
             return None
-        last = batch.query_start[1:].long() - 1
-        if num_sampling == len(plan.chunks):
-            return last
-        return last[torch.tensor([chunk.samples for chunk in plan.chunks], device=self._device)]
+        rows: list[int] = []
+        end = 0
+        for chunk in plan.chunks:
+            end += chunk.num_tokens
+            if chunk.samples:
+                rows += range(end - 1 - len(chunk.drafts), end)
+        return torch.tensor(rows, device=self._device)
 
     def _whole_chunks(self, plan: Plan) -> tuple[set[int], set[int]]:
         """Places of the chunks whose every logit is kept, and of those whose prompt is scored."""
@@ -153,6 +170,17 @@ class Runner:
         following = request.prompt_ids[chunk.start + 1 : chunk.start + chunk.num_tokens + 1]
         ids = torch.from_numpy(following).to(self._device)
         return row_logprobs(logits[: len(following)], ids, request.params.prompt_logprobs or 0)
+
+
+def _step_row(chunk: Chunk) -> StepRow:
+    return StepRow(chunk.request.request_id, chunk.start, chunk.num_tokens, len(chunk.drafts))
+
+
+def _sampled_rows(chunk: Chunk) -> Sequence[Chunk]:
+    """The chunk as the sampler sees it, once for each row that is sampled from."""
+    if not chunk.drafts:
+        return (chunk,)
+    return [chunk._replace(output_index=chunk.output_index + place) for place in range(1 + len(chunk.drafts))]
 
 
 def _listed(rows: RowLogprobs | None) -> Sequence[tuple[float, int, list[float], list[int]]]:

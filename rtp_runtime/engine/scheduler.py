@@ -20,7 +20,7 @@ class StateLedger(Protocol):
 
     def can_grow(self, request: str, num_tokens: int) -> bool: ...
 
-    def grow(self, request: str, num_tokens: int) -> bool: ...
+    def grow(self, request: str, num_tokens: int, drafts: int = 0) -> bool: ...
 
     def release(self, request: str) -> None: ...
 
@@ -41,15 +41,17 @@ class Chunk(NamedTuple):
     output_index: int
     """Place of the sampled token among the request's outputs."""
     generation: int
+    drafts: tuple[int, ...] = ()
+    """Its last tokens, when they are guesses that may be rejected."""
 
     @property
     def is_decode(self) -> bool:
-        return self.num_tokens == 1 and self.start > 0
+        return self.num_tokens - len(self.drafts) == 1 and self.start > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: single-token chunks first, those fed from the device table leading."""
+    """One step: chunks of one token, or one and drafts, first; those fed from the device table leading."""
 
     chunks: tuple[Chunk, ...]
     num_decodes: int
@@ -59,8 +61,10 @@ class Plan:
 class Scheduler:
     """Holds the waiting and the running requests and plans steps over them."""
 
-    def __init__(self, config: EngineConfig, state: StateLedger) -> None:
+    def __init__(self, config: EngineConfig, state: StateLedger, *, run_ahead: bool = True) -> None:
+        """With `run_ahead` a request's next token is fed before the host knows it; without, drafts can follow it."""
         self._state = state
+        self._run_ahead = run_ahead
         self._max_seqs = config.max_num_seqs
         self._budget = config.max_num_batched_tokens
         self._max_chunk = config.max_chunk_tokens or config.max_num_batched_tokens
@@ -111,7 +115,15 @@ class Scheduler:
         while place < len(self.running):
             request = self.running[place]
             remaining = request.num_tokens - request.num_computed
+            if request.from_table and request.in_flight and not self._run_ahead:
+                remaining = 0
             size = remaining if remaining <= 1 else min(remaining, budget, self._max_chunk)
+            drafts = request.drafts[: max(budget, 0)] if size == 1 else ()
+            if drafts and self._state.grow(request.request_id, 1 + len(drafts), len(drafts)):
+                budget -= len(drafts)
+                chunks.append(_advance(request, 1, drafts))
+                place += 1
+                continue
             if size and not self._grow(request, size):
                 return chunks, budget, False
             if size:
@@ -159,15 +171,22 @@ class Scheduler:
         self._state.release(request.request_id)
 
 
-def _advance(request: Request, size: int) -> Chunk:
-    """Plan `size` tokens of the request and count them as fed."""
+def _advance(request: Request, size: int, drafts: tuple[int, ...] = ()) -> Chunk:
+    """Plan `size` tokens of the request, and drafts after them, and count them as fed."""
     start = request.num_computed
     end = start + size
     samples = end == request.num_tokens
-    chunk = Chunk(request, start, size, samples, request.from_table, request.num_outputs, request.generation)
-    request.num_computed = end
+    from_table = request.from_table and not drafts
+    fed = size + len(drafts)
+    chunk = Chunk(request, start, fed, samples, from_table, request.num_outputs, request.generation, drafts)
+    request.num_computed = start + fed
     request.in_flight += 1
-    if samples:
+    request.drafts = ()
+    if drafts:
+        # How far it got is known when the step is collected; until then there is nothing more to feed.
+        request.num_tokens = request.num_computed
+        request.from_table = False
+    elif samples:
         request.num_outputs += 1
         if request.num_outputs < request.limit:
             request.num_tokens += 1
