@@ -35,6 +35,10 @@ def run_audit(session: Session) -> StageResult:
             stage.findings.append(
                 _finding(session, name, "skipped", f"{name} is skipped ({reason}) and the reference uses it")
             )
+    for name, target in audit.tied.items():
+        if _differs(session, audit, name, target):
+            message = f"{name} is in the checkpoint and differs from {target}, to which our model ties it"
+            stage.findings.append(_finding(session, name, "tied", message))
     for defect in reference.defects:
         stage.findings.append(_finding(session, defect.parameter, "reference", f"{defect.parameter}: {defect.reason}"))
     stage.findings = _grouped(stage.findings)
@@ -89,6 +93,23 @@ def _best_audit(session: Session) -> tuple[Audit, int]:
         audit_layout(resolve(layout), headers, "float32", config.tie_flags()) for layout in served.weights.layouts
     ]
     return min(audits, key=lambda audit: len(audit.findings)), len(served.states)
+
+
+def _differs(session: Session, audit: Audit, tensor: str, target: str) -> bool:
+    """Whether a tensor that our model does not load differs from the one that stands for it."""
+    import torch
+    from safetensors import safe_open
+
+    from rtp_runtime.weights.headers import read_headers
+    from rtp_runtime.weights.operations import leaves
+
+    headers = read_headers(session.options.model)
+    stands = next(leaf.name for leaf in leaves(audit.layout.by_name[target].source))
+    values = []
+    for name in (tensor, stands):
+        with safe_open(headers.tensors[name].file, "pt") as file:
+            values.append(file.get_tensor(name))
+    return not torch.equal(values[0], values[1])
 
 
 def _is_used(session: Session, tensor: str) -> bool:

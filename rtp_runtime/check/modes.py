@@ -71,7 +71,8 @@ def affordable(session: Session, mode: Mode) -> list[Case]:
         if steps <= left:
             chosen.append(case)
             left -= steps
-    return chosen or [min(session.cases, key=lambda case: len(case.prompt))]
+    # The shortest first: in company they then decode while the longest is still in its prefill.
+    return chosen[::-1] or [min(session.cases, key=lambda case: len(case.prompt))]
 
 
 def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[Case]) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rtp_runtime.check.recorder import RecordingOps
+from rtp_runtime.errors import RtpError
 
 if TYPE_CHECKING:
     from rtp_runtime.engine.engine import Engine
@@ -76,6 +77,8 @@ class OurModel:
                     outputs |= _run_group(
                         self._engine(group, num_new_tokens, schedule), group, num_new_tokens, schedule
                     )
+            except RtpError:
+                raise
             except Exception as error:
                 raise ModuleError(entered[-1] if entered else "", error) from error
         return outputs

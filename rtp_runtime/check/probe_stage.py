@@ -17,7 +17,7 @@ from rtp_runtime.check.session import Case, Session
 from rtp_runtime.check.splits import FusedOutputs
 from rtp_runtime.check.structure import extra_modules, without_counterpart
 
-ABSENT = "our model has no module of this name, and no fused layer that it is a part of"
+ABSENT = "our model calls no module of this name, and no fused layer that it is a part of"
 
 
 class ProbeStage:
@@ -73,9 +73,9 @@ class ProbeStage:
         stage.measures = table.measures(tolerance)
         absent = without_counterpart(self._session.reference.model, capture, table.layers, table.judged_modules())
         stage.findings = [*self._failures, *self._blame_absent(table.findings(tolerance, "probes"), absent)]
-        extra = [name for name in find_layers(self._session.model.module) if name not in table.layers]
-        stage.findings += [self._odd_layer(name, "the reference") for name in absent if name in table.layers]
-        stage.findings += [self._odd_layer(name, "our model") for name in extra]
+        ours = find_layers(self._session.model.module)
+        stage.findings += [self._odd_layer(name, "the reference") for name in table.layers if name not in ours]
+        stage.findings += [self._odd_layer(name, "our model") for name in ours if name not in table.layers]
         self._note_absent(stage, absent)
         if table.num_ties:
             stage.notes.append(
@@ -121,7 +121,7 @@ class ProbeStage:
 def _blame(finding: Finding, absent: Sequence[str], extra: Sequence[str]) -> Finding:
     if not finding.cause:
         return finding
-    for names, detail in ((absent, "our model has no such module"), (extra, "the reference has no such module")):
+    for names, detail in ((absent, "our model calls no such module"), (extra, "the reference has no such module")):
         inside = [name for name in names if name.startswith(f"{finding.module}.")]
         if inside:
             return replace(

@@ -49,13 +49,15 @@ class RowMatcher:
         return Segment(name, rows[known], index[known])
 
     def _owner(self, ids: Tensor, index: Tensor) -> str | None:
-        """The prompt that holds these tokens there; among several, the one that was expected to go on there."""
-        fitting = [name for name, sequence in self._sequences.items() if _holds(sequence, ids, index)]
-        expected = [name for name, done in self._progress.items() if done == int(index[0])]
-        both = [name for name in fitting if name in expected]
-        return next(iter(both or fitting or expected), None)
+        """The prompt with most of these tokens there; of several, the one that was expected to go on there.
 
-
-def _holds(sequence: Tensor, ids: Tensor, index: Tensor) -> bool:
-    known = index < len(sequence)
-    return bool(known.any()) and torch.equal(sequence[index[known]], ids[known])
+        One that has none of them is taken only if it was expected: the engine then feeds it wrong tokens.
+        """
+        best, best_score = None, (0, False)
+        for name, sequence in self._sequences.items():
+            known = index < len(sequence)
+            num_equal = int((sequence[index[known]] == ids[known]).sum())
+            score = (num_equal, self._progress[name] == int(index[0]))
+            if score > best_score:
+                best, best_score = name, score
+        return best

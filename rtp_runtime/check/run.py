@@ -124,6 +124,8 @@ def _compare_numbers(session: Session, stages: dict[str, StageResult], say: Prog
         result = _load(session, say, judge="pinned" in chosen)
         if result is not None:
             keep(result)
+    if not {"probes", "logits", "greedy", "modes"} & set(chosen):
+        return
     with _timed(stages, "probes") as keep:
         result = _probe(session, say, judge="probes" in chosen)
         if result is not None:

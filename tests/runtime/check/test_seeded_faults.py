@@ -1,0 +1,99 @@
+"""Every seeded fault fails the check, at the module where it was put, through the stage that is said to catch it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import check_faults.engine
+import pytest
+from check_faults.catalogue import FAULTS, Fault
+from check_faults.entering import enter
+
+from rtp_runtime.check import STAGES, CheckReport, run_check
+from rtp_runtime.check.reference import Reference
+from rtp_runtime.errors import RtpError
+
+LENGTHS = (10, 14, 40)
+"""The longest crosses the tiny window of 8 several times, and is in its prefill while the others decode."""
+
+Run = Callable[[Fault, tuple[str, ...]], CheckReport]
+
+
+@pytest.fixture
+def run(
+    checkpoint: Callable[[str], Path],
+    reference: Callable[[str], Reference],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Run a check, with a fault in its place, over some stages."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run_fault(fault: Fault, stages: tuple[str, ...]) -> CheckReport:
+        entered = enter(fault, checkpoint(fault.base), tmp_path)
+        if fault.engine[0]:
+            monkeypatch.setattr(f"rtp_runtime.{fault.engine[0]}", getattr(check_faults.engine, fault.engine[1]))
+        return run_check(entered.options(stages, LENGTHS), reference=reference(fault.base))
+
+    return run_fault
+
+
+def caught(report: CheckReport, fault: Fault) -> bool:
+    """Whether the check fails as it should: exit status 1, the module and layer, by the stage that is said to."""
+    first = report.first_wrong
+    named = first is not None and (first.module, first.layer, first.stage) == (*fault.place, fault.stage)
+    return report.exit == 1 and named
+
+
+def stages_with(fault: Fault) -> tuple[str, ...]:
+    """The fault's stage, after those that could have caught it earlier."""
+    return STAGES[: STAGES.index("probes") + 1] if fault.stage == "probes" else (*EARLIER[fault.stage], fault.stage)
+
+
+EARLIER = {
+    "audit": (),
+    "pinned": ("audit",),
+    "logits": ("audit", "probes"),
+    "greedy": ("audit", "probes", "logits"),
+    "modes": ("audit", "probes", "logits"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_is_named(fault: Fault, run: Run) -> None:
+    report = run(fault, stages_with(fault))
+    first = report.first_wrong
+    assert caught(report, fault), f"exit {report.exit}, first wrong {first}"
+    assert first is not None
+    if math.isinf(fault.effect):
+        assert math.isinf(first.error)
+    else:
+        assert fault.effect / 1.5 < first.error < fault.effect * 1.5
+    assert first.error > first.tolerance
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_without_its_stage_the_fault_is_missed(fault: Fault, run: Run) -> None:
+    stages = tuple(stage for stage in stages_with(fault) if stage != fault.stage) or ("pinned",)
+    try:
+        report = run(fault, stages)
+    except RtpError:
+        return
+    assert not caught(report, fault)
+
+
+def test_catalogue_is_broad_and_subtle() -> None:
+    effects = [fault.effect for fault in FAULTS]
+    assert len(FAULTS) >= 20
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert sum(effect < 1e-2 for effect in effects) >= len(effects) / 3
+    assert sum(effect < 1e-4 for effect in effects) >= 5
+    assert {fault.stage for fault in FAULTS} == set(STAGES)
+
+
+def test_each_fault_enters_in_one_way() -> None:
+    for fault in FAULTS:
+        ways = (fault.model, fault.weights, fault.op[0], fault.engine[0], fault.config, fault.tensors)
+        assert sum(bool(way) for way in ways) == 1, fault.name
