@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show(report: Report, console: Console, *, weights: bool) -> None:
     """The report for people, part by part."""
-    parts = [
+    parts: list[tuple[str, Table | None]] = [
         ("Model", _model(report)),
         ("Config", _config(report["config"])),
         ("Weights", _weights(report)),
@@ -150,8 +150,8 @@ def _parameters(parameters: list[Report]) -> Table:
         dtype += f" from {', '.join(stored)}" if stored else ""
         row = (name, str(parameter["shape"]), dtype, "its own name" if sources == [name] else _some(sources))
         groups.setdefault(row, []).extend([] if layer is None else [layer])
-    for (name, shape, dtype, sources), layers in groups.items():
-        table.add_row(_text(name), _ranges(layers), _text(shape), dtype, _text(sources))
+    for (name, shape, dtype, origin), layers in groups.items():
+        table.add_row(_text(name), _ranges(layers), _text(shape), dtype, _text(origin))
     return table
 
 
@@ -194,8 +194,8 @@ def _reads(plan: Report | None) -> Table | None:
             runs.append([read])
     for run in runs:
         first, last = run[0], run[-1]
-        names = first["tensor"] if len(run) == 1 else f"{len(run)}, from {first['tensor']} to {last['tensor']}"
-        table.add_row(_text(first["file"]), f"{first['start']:,}", f"{last['start'] + last['bytes']:,}", _text(names))
+        which = first["tensor"] if len(run) == 1 else f"{len(run)}, from {first['tensor']} to {last['tensor']}"
+        table.add_row(_text(first["file"]), f"{first['start']:,}", f"{last['start'] + last['bytes']:,}", _text(which))
     return table
 
 

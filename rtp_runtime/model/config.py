@@ -74,6 +74,8 @@ def load_config(path: str | Path, *, trust_remote_code: bool = False) -> ModelCo
     """
     path = Path(path)
     file = path / CONFIG_FILE if path.is_dir() else path
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: is not a file.")
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

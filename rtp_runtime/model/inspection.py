@@ -5,6 +5,7 @@ What goes wrong in one part is told there, and the other parts are told all the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -102,11 +103,18 @@ def _config(config: ModelConfig) -> Report:
         "architecture": config.architecture,
         "model_type": config.model_type,
         "known_to_transformers": hasattr(config.hf, "transformers_version"),
-        "read": config.read_values(),
+        "read": {key: _finite(value) for key, value in config.read_values().items()},
         "unread": [key for key in unread if key not in inert and key not in known],
         "inert": inert,
         "tied": config.tie_flags(),
     }
+
+
+def _finite(value: Any) -> Any:
+    """Python's JSON knows Infinity and NaN, which configs use and JSON forbids."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plugin(served: Served) -> Report:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from rtp_kernel.components import prepare_components
 from rtp_kernel.registry import OpTable
-from rtp_runtime.errors import UsageError
+from rtp_runtime.errors import ModelError, UsageError
 from rtp_runtime.model.assessment import find_served
 from rtp_runtime.model.building import bind_module, build_module, check_described, check_made, make_op_table, set_tensor
 from rtp_runtime.model.checkpoint import resolve_checkpoint
@@ -30,6 +31,7 @@ from rtp_runtime.weights.headers import Headers, read_headers
 from rtp_runtime.weights.loaded import LoadedWeights
 from rtp_runtime.weights.loader import Progress, allocate, load_weights, verify_ties
 from rtp_runtime.weights.plan import plan_load
+from rtp_runtime.weights.resolve import ResolvedLayout
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -101,12 +103,9 @@ def load_model(
 def fill_module(
     module: nn.Module, weights: LoadedWeights, model_dtype: str, device: torch.device, progress: Progress | None = None
 ) -> None:
-    """Give a module on the meta device its parameters. Raises CheckpointError."""
+    """Give a module on the meta device its parameters. Raises ModelError (no memory) or CheckpointError."""
     layout = weights.layout
-    tensors: dict[str, Tensor] = {}
-    for parameter in layout.parameters:
-        dtype = torch_dtype(parameter.dtype_in(model_dtype))
-        tensors[parameter.name] = allocate(parameter.shape, dtype, device)
+    tensors = _allocate_all(layout, model_dtype, device)
     load_weights(layout, weights.plan, tensors, progress)
     verify_ties(weights.audit.tied, weights.headers, tensors)
     for name, tensor in tensors.items():
@@ -121,8 +120,24 @@ def fingerprint(config: ModelConfig, headers: Headers) -> str:
     return hashlib.sha256(f"{canonical}\n{headers.fingerprint()}".encode()).hexdigest()
 
 
+def _allocate_all(layout: ResolvedLayout, model_dtype: str, device: torch.device) -> dict[str, Tensor]:
+    dtypes = {parameter.name: torch_dtype(parameter.dtype_in(model_dtype)) for parameter in layout.parameters}
+    try:
+        return {each.name: allocate(each.shape, dtypes[each.name], device) for each in layout.parameters}
+    except (RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors
+        total = sum(math.prod(each.shape) * dtypes[each.name].itemsize for each in layout.parameters)
+        raise ModelError(
+            f"the weights take {total / 2**30:.1f} GiB in {model_dtype}, which {device} does not give: {error}. "
+            "Free memory, or load in a narrower dtype."
+        ) from error
+
+
 def _device(device: str | torch.device) -> torch.device:
     try:
-        return torch.device(device)
+        target = torch.device(device)
     except RuntimeError as error:
         raise UsageError(f'device {device!r} is not one: give "cpu" or "cuda".') from error
+    count = torch.cuda.device_count()
+    if target.type == "cuda" and (target.index or 0) >= count:
+        raise UsageError(f'device "{device}": torch sees {count} CUDA devices here. Give one of them, or "cpu".')
+    return target

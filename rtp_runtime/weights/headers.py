@@ -127,6 +127,8 @@ def read_headers(directory: Path) -> Headers:
 
 def read_file_header(path: Path) -> FileHeader:
     """The header of one safetensors file. Raises CheckpointError when it is not a sound one."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: is not a file.")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

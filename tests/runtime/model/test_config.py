@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,12 @@ def test_configs_that_cannot_be_used(content: Any, message: str, tmp_path: Path)
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(write(tmp_path, content))
     assert "config.json" in str(caught.value)
+
+
+def test_what_is_not_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="is not a file"):
+        load_config(tmp_path)
 
 
 def test_no_config(tmp_path: Path) -> None:

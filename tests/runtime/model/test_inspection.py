@@ -84,6 +84,14 @@ def test_an_unclean_audit_leaves_the_other_parts(checkpoint: Path, plugins: Plug
     assert report["problems"][0]["part"] == "weights" and "model.layers.3." in report["problems"][0]["message"]
 
 
+def test_numbers_that_json_forbids(checkpoint: Path, plugins: Plugins, tmp_path: Path) -> None:
+    raw = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"rms_norm_eps": float("inf")}))
+    report = inspect_model(str(tmp_path), plugins)
+    assert report["config"]["read"]["rms_norm_eps"] == "inf"
+    json.dumps(report, allow_nan=False)
+
+
 def test_an_architecture_that_nobody_provides(plugins: Plugins, checkpoint: Path, tmp_path: Path) -> None:
     directory = tmp_path / "other"
     shutil.copytree(checkpoint, directory)

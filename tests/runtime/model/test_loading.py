@@ -339,11 +339,25 @@ def test_what_names_no_model(plugins: Plugins, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"dtype": "float16"}, "for GPUs"), ({"dtype": "int8"}, "int8"), ({"device": "toaster"}, "toaster")],
+    [
+        ({"dtype": "float16"}, "for GPUs"),
+        ({"dtype": "int8"}, "int8"),
+        ({"device": "toaster"}, "toaster"),
+        ({"device": "cuda:99"}, "cuda:99"),
+    ],
 )
 def test_options_that_cannot_be(option: dict[str, str], message: str, tiny: Any, plugins: Plugins) -> None:
     with pytest.raises(UsageError, match=message):
         load_model(tiny("qwen3")[0], plugins=plugins, **option)  # type: ignore[arg-type]
+
+
+def test_no_memory(tiny: Any, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> torch.Tensor:
+        raise RuntimeError("you tried to allocate too much")
+
+    monkeypatch.setattr(loading, "allocate", refuse)
+    with pytest.raises(ModelError, match=r"the weights take 0\.0 GiB in float32, which cpu does not give: you tried"):
+        load_model(tiny("qwen3")[0], plugins=plugins)
 
 
 def test_a_float16_checkpoint_runs_in_float32_on_the_cpu(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -128,6 +129,12 @@ def test_corrupt_header(case: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         read_headers(tmp_path)
     assert "model.safetensors: corrupt header" in str(caught.value)
+
+
+def test_what_is_not_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: is not a file"):
+        read_headers(tmp_path)
 
 
 def test_index_names_a_missing_shard(tmp_path: Path) -> None:
