@@ -48,23 +48,25 @@ class Reads:
         self._aliases.setdefault(name, set()).add(other)
 
     def record(self, path: Path) -> None:
-        """Remember that the key at `path`, and with it all under it that is not tracked itself, was read."""
+        """Remember that the key at `path`, and all that lies under it, was read, in every spelling."""
         *outer, name = path
-        for spelling in (name, *self._aliases.get(name, ())):
-            self._read.add((*outer, spelling))
-        if outer and outer[-1] in self._aliases:
-            self._read.update((*outer[:-1], other, name) for other in self._aliases[outer[-1]])
+        holders = [tuple(outer), *((*outer[:-1], other) for other in self._aliases.get(outer[-1] if outer else "", ()))]
+        spellings = [name, *self._aliases.get(name, ())]
+        self._read.update((*holder, spelling) for holder in holders for spelling in spellings)
         if name in FLAT_ROPE and outer and "rope_parameters" in outer:
             self._read.add((*outer[: outer.index("rope_parameters")], name))
         self._read.update((*outer, source) for source in DERIVED.get(name, ()))
 
     def unread(self) -> list[str]:
         """Dotted keys that were not read, in the file's order."""
-        return [".".join(path) for path in self._keys if path not in self._read]
+        return [".".join(path) for path in self._keys if not self._was_read(path)]
 
     def values(self) -> dict[str, Any]:
         """Dotted key -> value of those that were read, in the file's order."""
-        return {".".join(path): value for path, value in self._keys.items() if path in self._read}
+        return {".".join(path): value for path, value in self._keys.items() if self._was_read(path)}
+
+    def _was_read(self, path: Path) -> bool:
+        return any(path[:length] in self._read for length in range(1, len(path) + 1))
 
 
 class TrackedDict(dict[str, Any]):

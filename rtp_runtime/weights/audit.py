@@ -141,8 +141,7 @@ def _missing(
         shape = wanted[name]
         hint = ""
         if index < MAX_SHOWN:
-            same_shape = [other for other in unexpected if headers.tensors[other].shape == shape]
-            hint = _nearest(name, same_shape or unexpected, headers)
+            hint = _nearest(name, [other for other in unexpected if headers.tensors[other].shape == shape], headers)
         yield Finding("missing", name, f"{name} {list(shape)} is not in {headers.where()}{hint}")
 
 
