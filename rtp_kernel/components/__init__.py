@@ -4,7 +4,7 @@ from rtp_kernel.components.attention import Attention
 from rtp_kernel.components.base import Binding, Component, bind_components, components, parameter, prepare_components
 from rtp_kernel.components.embedding import Embedding
 from rtp_kernel.components.linear import Linear, MergedLinear
-from rtp_kernel.components.mlp import GatedMLP
+from rtp_kernel.components.mlp import Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
 from rtp_kernel.components.rotary import RopeParameters, Rotary, RotaryEmbedding
@@ -15,6 +15,7 @@ __all__ = [
     "Component",
     "Embedding",
     "Experts",
+    "Gate",
     "GatedMLP",
     "LayerNorm",
     "Linear",

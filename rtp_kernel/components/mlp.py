@@ -1,4 +1,4 @@
-"""The gated feed-forward block."""
+"""The gated feed-forward block, and a gate on its own."""
 
 from __future__ import annotations
 
@@ -34,4 +34,20 @@ class GatedMLP(Component):
         gate, up = self.gate_up_proj(x)
         inner = self._op(gate, up, self.activation, self.limit)
         out: Tensor = self.down_proj(inner)
+        return out
+
+
+class Gate(Component):
+    """act(gate) * x: gate [T, dim] or [T, 1], x [T, dim] -> [T, dim]; `activation` is a Hugging Face name."""
+
+    def __init__(self, activation: str = "sigmoid") -> None:
+        super().__init__()
+        self.activation = check_activation(activation)
+        self._op: OpFunction = gated_activation
+
+    def bind(self, binding: Binding) -> None:
+        self._op = binding.op("gated_activation", options={"activation": self.activation, "limit": None})
+
+    def forward(self, gate: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = self._op(gate, x, self.activation)
         return out

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import DeepseekV3Config, LlamaConfig, Qwen2MoeConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
-from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts, Qwen2MoeTopKRouter
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts, Qwen2MoeSparseMoeBlock, Qwen2MoeTopKRouter
 
 from rtp_kernel.components import (
     Attention,
     Embedding,
     Experts,
+    Gate,
     GatedMLP,
     LayerNorm,
     Linear,
@@ -63,6 +65,21 @@ class Block(nn.Module):
         self.mlp = GatedMLP(32, 48, bias=True)
         self.gate = TopKRouter(32, 4, 2, renormalize=True, bias=True, dtype=torch.float32)
         self.experts = Experts(4, 32, 16)
+
+
+def test_a_gate_of_one_column_is_that_of_qwen2_moe_and_row_independent() -> None:
+    block = Qwen2MoeSparseMoeBlock(
+        Qwen2MoeConfig(hidden_size=20, moe_intermediate_size=8, shared_expert_intermediate_size=8, num_experts=4)
+    )
+    _fill(block.shared_expert_gate)
+    x, shared = torch.randn(2, 37, 20)
+    gate = Gate("sigmoid")
+    expected = functional.sigmoid(block.shared_expert_gate(x)) * shared
+    assert torch.allclose(gate(block.shared_expert_gate(x), shared), expected, rtol=0, atol=1e-7)
+    _bound(gate, deterministic=True)
+    column = block.shared_expert_gate(x)
+    whole = gate(column, shared)
+    assert all(torch.equal(gate(column[row : row + 1], shared[row : row + 1])[0], whole[row]) for row in range(37))
 
 
 @pytest.mark.parametrize("state", ["unbound", "bound", "prepared", "freed", "unprepared", "deterministic"])

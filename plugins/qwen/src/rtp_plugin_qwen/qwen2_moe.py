@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rtp_kernel.components import Experts, GatedMLP, Linear, TopKRouter
+from rtp_kernel.components import Experts, Gate, GatedMLP, Linear, TopKRouter
 from rtp_runtime.weights import (
     Axis,
     Concat,
@@ -52,10 +52,11 @@ class Qwen2MoeSparseMoeBlock(nn.Module):
         self.experts = Experts(config.num_experts, hidden, config.moe_intermediate_size, act)
         self.shared_expert = GatedMLP(hidden, config.shared_expert_intermediate_size, act)
         self.shared_expert_gate = Linear(hidden, 1)
+        self.share = Gate("sigmoid")
 
     def forward(self, hidden: Tensor) -> Tensor:
         weights, ids = self.gate(hidden)  # [tokens, experts per token]
-        shared = self.shared_expert_gate(hidden).sigmoid() * self.shared_expert(hidden)
+        shared = self.share(self.shared_expert_gate(hidden), self.shared_expert(hidden))
         output: Tensor = self.experts(hidden, weights, ids) + shared
         return output
 
