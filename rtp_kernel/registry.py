@@ -28,6 +28,7 @@ class OpContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the component asks of the op: window, sinks, soft cap, activation …"""
     block_size: int = 0
+    """Tokens per block of the states; 0 = unknown, or of several sizes."""
     regime: str = "any"
     captured: bool = False
     deterministic: bool = False
@@ -280,6 +281,7 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "cpu.rows:TiledAttention",
             "cpu.attention:PrefillAttention",
             "cpu.attention:DecodeAttention",
+            "flash_attn:FlashAttention",
         ),
         "route": ("cpu.rows:Route",),
         "experts": ("cpu.rows:TiledExperts", "cpu.moe:GroupedExperts"),

@@ -62,6 +62,7 @@ class LLM:
             device=device,
             plugins=load_plugins(plugins),
             deterministic=config.deterministic,
+            block_size=config.block_size,
             trust_remote_code=trust_remote_code,
             progress=progress,
         )

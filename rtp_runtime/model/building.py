@@ -16,6 +16,8 @@ from rtp_runtime.errors import KernelError, PluginError
 from rtp_runtime.model.assessment import call_plugin
 from rtp_runtime.model.registry import ModelDefinition, ModelImplementation
 from rtp_runtime.plugins import Plugins
+from rtp_runtime.state import StateDescriptors
+from rtp_runtime.state.grouping import group_states
 from rtp_runtime.weights.dtypes import dtype_name
 from rtp_runtime.weights.resolve import ResolvedLayout
 
@@ -31,12 +33,21 @@ def build_module(
     return module
 
 
-def make_op_table(plugins: Plugins, device: str, dtype: torch.dtype, *, deterministic: bool = False) -> OpTable:
-    """Every installed implementation of every op, for one device and dtype."""
+def make_op_table(
+    plugins: Plugins, device: str, dtype: torch.dtype, *, deterministic: bool = False, block_size: int = 0
+) -> OpTable:
+    """Every installed implementation of every op, for one device and dtype; `block_size` as `OpContext` has it."""
     registry = default_registry()
     for extension in plugins.ops:
         registry.add(extension.subject, str(extension.target))
-    return OpTable(registry, device=device, dtype=dtype, deterministic=deterministic)
+    return OpTable(registry, device=device, dtype=dtype, deterministic=deterministic, block_size=block_size)
+
+
+def common_block_size(states: StateDescriptors, cache_dtype: str, block_size: int | None) -> int:
+    """Tokens per block of all state groups, given what is asked for; 0 when they differ or there are none."""
+    groups = group_states(states, cache_dtype=cache_dtype, block_size=block_size)
+    sizes = {group.block_size for group in groups if not group.is_slot}
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def bind_module(

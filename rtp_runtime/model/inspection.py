@@ -220,12 +220,13 @@ def _states(served: Served, dtype: str) -> list[Report]:
 def _kernels(served: Served, dtype: str, plugins: Plugins, device: str) -> list[Report]:
     import torch
 
-    from rtp_runtime.model.building import bind_module, build_module, make_op_table
+    from rtp_runtime.model.building import bind_module, build_module, common_block_size, make_op_table
     from rtp_runtime.weights.dtypes import torch_dtype
 
     run_dtype = torch_dtype(dtype)
     module = build_module(served.definition, served.implementation, served.config, run_dtype)
-    ops = make_op_table(plugins, device, run_dtype)
+    block_size = common_block_size(served.states, dtype, None)
+    ops = make_op_table(plugins, device, run_dtype, block_size=block_size)
     bind_module(served.definition, module, ops, torch.device(device), run_dtype)
     return list(_grouped(ops.choices))
 

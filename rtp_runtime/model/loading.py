@@ -18,7 +18,15 @@ from rtp_kernel.components import prepare_components
 from rtp_kernel.registry import OpTable
 from rtp_runtime.errors import ModelError, UsageError
 from rtp_runtime.model.assessment import find_served
-from rtp_runtime.model.building import bind_module, build_module, check_described, check_made, make_op_table, set_tensor
+from rtp_runtime.model.building import (
+    bind_module,
+    build_module,
+    check_described,
+    check_made,
+    common_block_size,
+    make_op_table,
+    set_tensor,
+)
 from rtp_runtime.model.checkpoint import resolve_checkpoint
 from rtp_runtime.model.config import ModelConfig, load_config
 from rtp_runtime.model.dtypes import choose_dtype
@@ -59,14 +67,17 @@ def load_model(
     plugins: Plugins | None = None,
     ops: OpTable | None = None,
     deterministic: bool = False,
+    block_size: int | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a checkpoint (a directory, or a hub id) into the module that a plugin provides for its architecture.
 
-    `ops` decides which implementations components get; by default everything installed, with
-    `deterministic` only those whose rows do not depend on their company. `progress` is called with bytes
-    read and bytes in all. Raises ModelError (config, checkpoint, architecture), PluginError, KernelError, UsageError.
+    `ops` decides which implementations components get; by default everything installed that reads blocks of
+    `block_size` tokens, the size that engines will use, and with `deterministic` only what computes a row whatever its
+    company. `progress` is called with bytes read and bytes in all.
+
+    Raises ModelError (config, checkpoint, architecture), PluginError, KernelError, UsageError.
     """
     target = _device(device)
     path = resolve_checkpoint(model)
@@ -81,7 +92,9 @@ def load_model(
     weights = LoadedWeights(headers, audit, plan_load(audit.layout, headers))
     module = build_module(served.definition, served.implementation, config, run_dtype)
     check_described(served.definition, module, audit.layout, dtype_name)
-    ops = make_op_table(plugins, target.type, run_dtype, deterministic=deterministic) if ops is None else ops
+    if ops is None:
+        common = common_block_size(served.states, dtype_name, block_size)
+        ops = make_op_table(plugins, target.type, run_dtype, deterministic=deterministic, block_size=common)
     bind_module(served.definition, module, ops, target, run_dtype)
     fill_module(module, weights, dtype_name, target, progress)
     check_made(served.definition, module)

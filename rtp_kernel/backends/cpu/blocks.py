@@ -14,7 +14,8 @@ from rtp_kernel.batch import StateView
 class RowIndex:
     """Where entries lie: as rows of the state's flat view if it has one, else as (block, entry). Each [N] int64."""
 
-    rows: Tensor | None
+    rows: Tensor | slice | None
+    """A slice when the rows follow each other, so that they can be read in place."""
     blocks: Tensor
     entries: Tensor
 
@@ -22,7 +23,12 @@ class RowIndex:
     def make(data: Tensor, blocks: Tensor, entries: Tensor) -> RowIndex:
         """For a state `data` [blocks, entries, *axes]."""
         ratio = rows_per_block(data)
-        return RowIndex(None if ratio is None else blocks * ratio + entries, blocks, entries)
+        if ratio is None:
+            return RowIndex(None, blocks, entries)
+        rows = blocks * ratio + entries
+        if len(rows) and int(rows[-1] - rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all()):
+            return RowIndex(slice(int(rows[0]), int(rows[-1]) + 1), blocks, entries)
+        return RowIndex(rows, blocks, entries)
 
 
 def rows_per_block(data: Tensor) -> int | None:
@@ -40,10 +46,11 @@ def flat_rows(data: Tensor) -> Tensor:
 
 
 def gather(kv: StateView, index: RowIndex) -> Tensor:
-    """The entries at the index -> [N, *axes], contiguous."""
+    """The entries at the index -> [N, *axes]; a view of the state where they follow each other."""
     if index.rows is None:
         return kv.data[index.blocks, index.entries]
-    return flat_rows(kv.data).index_select(0, index.rows)
+    flat = flat_rows(kv.data)
+    return flat[index.rows] if isinstance(index.rows, slice) else flat.index_select(0, index.rows)
 
 
 def scatter_kv(kv: StateView, index: RowIndex, k: Tensor, v: Tensor) -> None:
@@ -53,5 +60,8 @@ def scatter_kv(kv: StateView, index: RowIndex, k: Tensor, v: Tensor) -> None:
         kv.data[index.blocks, index.entries] = torch.stack((k, v), dim=1)
         return
     flat = flat_rows(kv.data)
+    if isinstance(index.rows, slice):
+        flat[index.rows, 0], flat[index.rows, 1] = k, v
+        return
     flat.select(1, 0).index_copy_(0, index.rows, k)
     flat.select(1, 1).index_copy_(0, index.rows, v)

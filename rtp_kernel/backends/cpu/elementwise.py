@@ -46,7 +46,8 @@ class RotaryHalf:
         turned = heads if dim == heads.shape[-1] else heads[..., :dim]
         first, second = turned.chunk(2, dim=-1)
         swapped = torch.cat((-second, first), dim=-1)
-        turned = torch.addcmul(turned * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
+        turned = (turned * cos.unsqueeze(1)).addcmul_(swapped, sin.unsqueeze(1))
         if dim != heads.shape[-1]:
             turned = torch.cat((turned, heads[..., dim:]), dim=-1)
-        return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
+        rotated_q, rotated_k = torch.split_with_sizes(turned, [q.shape[1], k.shape[1]], dim=1)
+        return rotated_q, rotated_k
