@@ -13,8 +13,10 @@ from rtp_runtime.enable.findings import Decoder, UnrecognisedError
 from rtp_runtime.enable.names import PluginNames, plugin_names
 from rtp_runtime.enable.pins import find_pins
 from rtp_runtime.enable.prove import Proof, importable, prove
-from rtp_runtime.enable.reference import Reference, reference_class, small_reference
+from rtp_runtime.enable.recording import Recording, record
+from rtp_runtime.enable.reference import Reference, meta_model, reference_class, small_reference
 from rtp_runtime.enable.scaffold import scaffold
+from rtp_runtime.enable.survey import unusual_blocks
 from rtp_runtime.errors import CheckpointError, UnsupportedModelError
 from rtp_runtime.model.assessment import find_served
 from rtp_runtime.model.config import ModelConfig
@@ -80,10 +82,12 @@ def assess(config: ModelConfig, weights: Path | None = None, *, trust_remote_cod
         cls = reference_class(
             config.architecture, config.hf, trust_remote_code, str(config.path and config.path.parent)
         )
-        reference = small_reference(cls, config.hf)
-        decoder = _recognise(reference, config.hf)
+        reference, recording = _observe(cls, config.hf)
+        decoder = _recognise(reference, recording, config.hf)
     except UnsupportedModelError as error:
         return _refused(names, Refusal(config.architecture, str(error), "a reference that can be observed"))
+    except _UnobservableError as error:
+        return _refused(names, *(Refusal(each.block, each.reason, each.needs) for each in error.blocks))
     except UnrecognisedError as error:
         return _refused(names, Refusal(error.block, error.reason, error.needs))
     recognised = tuple(describe(decoder))
@@ -92,13 +96,33 @@ def assess(config: ModelConfig, weights: Path | None = None, *, trust_remote_cod
     return _proven(config, weights, names, files, reference, recognised)
 
 
-def _recognise(reference: Reference, config: Any) -> Decoder:
+def _observe(cls: Any, config: Any) -> tuple[Reference, Recording]:
+    """The small reference and one run of it. Raises _UnobservableError when that fails."""
+    try:
+        reference = small_reference(cls, config)
+        return reference, record(reference.model, reference.config.vocab_size)
+    except Exception as error:  # code of a reference that nobody here has seen, at sizes that it has not seen
+        cause = f"{type(error).__name__}: {error}"
+        try:
+            whole = meta_model(cls, config)
+        except Exception:
+            unknown = UnrecognisedError(cls.__name__, f"it could not be built ({cause}).", "a plugin by hand")
+            raise _UnobservableError([unknown]) from error
+        raise _UnobservableError(unusual_blocks(whole, config, cause)) from error
+
+
+class _UnobservableError(Exception):
+    def __init__(self, blocks: list[UnrecognisedError]) -> None:
+        super().__init__("; ".join(map(str, blocks)))
+        self.blocks = blocks
+
+
+def _recognise(reference: Reference, recording: Recording, config: Any) -> Decoder:
     from rtp_runtime.enable.recognise import recognise_decoder
     from rtp_runtime.enable.recognise.rotary import check_tables
     from rtp_runtime.enable.recognise.view import View
-    from rtp_runtime.enable.recording import record
 
-    view = View(reference, record(reference.model, reference.config.vocab_size))
+    view = View(reference, recording)
     decoder = recognise_decoder(view)
     check_tables(view, config)
     return dataclasses.replace(decoder, pinned=find_pins(reference, config))
@@ -118,7 +142,7 @@ def _proven(
             made = dataclasses.replace(made, audited=_audit(config, weights, names, files))
         except CheckpointError as error:
             refusal = Refusal("tensors of the checkpoint", str(error), "weight descriptors for these tensors")
-            return _refused(names, refusal, recognised)
+            return _refused(names, refusal, recognised=recognised)
     proof = prove(reference, names, files)
     if not proof.holds:
         refusal = Refusal(
@@ -127,7 +151,7 @@ def _proven(
             f"{proof.error:.1e} of their spread (tolerance {proof.tolerance:.0e}).",
             "a step that no block shows; compare the reference by hand",
         )
-        return _refused(names, refusal, recognised)
+        return _refused(names, refusal, recognised=recognised)
     return dataclasses.replace(made, proof=proof)
 
 
@@ -153,5 +177,5 @@ def _audit(config: ModelConfig, weights: Path, names: PluginNames, files: Mappin
     return len(headers.tensors)
 
 
-def _refused(names: PluginNames, refusal: Refusal, recognised: tuple[str, ...] = ()) -> Assessment:
-    return Assessment("refused", names.architecture, recognised=recognised, refusals=(refusal,), names=names)
+def _refused(names: PluginNames, *refusals: Refusal, recognised: tuple[str, ...] = ()) -> Assessment:
+    return Assessment("refused", names.architecture, recognised=recognised, refusals=refusals, names=names)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 WIDTH = 120
 INDENT = "    "
+
+
+def literal(value: object) -> str:
+    """A value from a config as source: whatever a string holds, it stays a string."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(literal(item) for item in value)}]"
+    assert value is None or isinstance(value, bool | int | float), value
+    return repr(value)
 
 
 def call(head: str, arguments: Sequence[str], tail: str = ")", *, indent: int = 8, explode: bool = False) -> list[str]:

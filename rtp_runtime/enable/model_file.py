@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rtp_runtime.enable.code import call, from_import, nested
+from rtp_runtime.enable.code import call, from_import, literal, nested
 from rtp_runtime.enable.findings import Attention, Decoder, Mlp, Norm, Projection
 from rtp_runtime.enable.forward import layer_forward
 from rtp_runtime.enable.templates import render
@@ -43,11 +43,7 @@ def write_model(decoder: Decoder, sizes: Sizes, title: str, modeling_file: str) 
 
 def pinned_keys(decoder: Decoder, body: str) -> list[tuple[str, str]]:
     """Keys that the reference reads and the model file does not, with what it was written for, as code."""
-    return [(key, _literal(value)) for key, value in sorted(decoder.pinned.items()) if f"config.{key}" not in body]
-
-
-def _literal(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value).replace("'", '"')
+    return [(key, literal(value)) for key, value in sorted(decoder.pinned.items()) if f"config.{key}" not in body]
 
 
 def _render(d: Decoder, sizes: Sizes, title: str, modeling_file: str, **more: Any) -> str:
@@ -370,10 +366,9 @@ def _imports(body: str) -> list[str]:
     lines = ["from typing import Any", ""]
     if re.search(r"\btorch\.(tanh|tensor)", body):
         lines.append("import torch")
-    lines += ["from torch import Tensor, nn", ""]
     for module, names in IMPORTS.items():
         used = [name for name in names if re.search(rf"(?<![\w.\"]){name}\b(?!\")", body)]
         # A function's name may also be an attribute or argument: what counts is a call.
         used = [name for name in used if name[0].isupper() or re.search(rf"(?<![\w.]){name}\(", body)]
         lines += from_import(module, used) if used else []
-    return lines
+    return [*lines, "from torch import Tensor, nn"]

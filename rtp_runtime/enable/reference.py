@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from rtp_runtime.errors import UnsupportedModelError
+from rtp_runtime.errors import ConfigError, UnsupportedModelError
 from rtp_runtime.testing.shrink import shrink_config
 from rtp_runtime.testing.tiny_models import randomise
 
@@ -33,10 +33,17 @@ class Reference:
 
     def save(self, directory: Path) -> None:
         """Write the copy as a checkpoint."""
-        tracked = type(self.config)
+        from transformers.utils import logging
+
+        tracked, bars = type(self.config), logging.is_progress_bar_enabled()
         self.config.__class__ = tracked.__mro__[1]
-        self.model.save_pretrained(directory)
-        self.config.__class__ = tracked
+        logging.disable_progress_bar()
+        try:
+            self.model.save_pretrained(directory)
+        finally:
+            self.config.__class__ = tracked
+            if bars:
+                logging.enable_progress_bar()
 
 
 def reference_class(architecture: str, config: Any, trust_remote_code: bool = False, path: str | None = None) -> Any:
@@ -44,11 +51,18 @@ def reference_class(architecture: str, config: Any, trust_remote_code: bool = Fa
 
     Raises:
         UnsupportedModelError: there is none, or it cannot be imported.
+        ConfigError: it is made for the configs of another model type.
     """
     import transformers
 
     known = getattr(transformers, architecture, None)
     if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
+        wanted = known.config_class
+        if wanted is not None and not isinstance(config, wanted):
+            raise ConfigError(
+                f"model_type {getattr(config, 'model_type', None)!r} and architecture {architecture!r} do not belong "
+                f"together: that class is for model_type {wanted.model_type!r}. Correct config.json."
+            )
         return known
     remote = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
     if remote and trust_remote_code and path is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from rtp_kernel.ops.activation import ACTIVATIONS
+from rtp_runtime.enable.code import literal
 from rtp_runtime.enable.findings import Mlp, Projection, UnrecognisedError
 from rtp_runtime.enable.match import same
 from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
@@ -65,7 +66,7 @@ def _activation(view: View, name: str, found: str) -> str:
         value = getattr(view.config, key, None)
         if isinstance(value, str) and functions.get(value) is functions[found]:
             return f"config.{key}"
-    return f'"{found}"'
+    return literal(found)
 
 
 def _needs(view: View, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rtp_runtime.enable.code import literal
 from rtp_runtime.enable.findings import PerLayer, UnrecognisedError
 from rtp_runtime.enable.match import express
 from rtp_runtime.enable.recognise.attention import LayerFacts
@@ -57,5 +58,5 @@ def _code(place: str, values: Sequence[Any], holds: Sequence[bool]) -> str | Non
         return None
     value = next(iter(with_it.values()))
     if isinstance(value, str):
-        return f'{place} == "{value}"'
+        return f"{place} == {literal(value)}"
     return place if value else f"not {place}"

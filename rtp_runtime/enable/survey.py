@@ -1,0 +1,76 @@
+"""Names the blocks of a reference that cannot be observed at test size, from its module tree alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from rtp_runtime.enable.findings import UnrecognisedError
+
+
+def unusual_blocks(model: nn.Module, config: Any, cause: str) -> list[UnrecognisedError]:
+    """The blocks of decoder layers that no component of ours is made for; the model itself when there is none.
+
+    Args:
+        model: the reference on the meta device.
+        cause: why it could not be observed.
+    """
+    found = []
+    for name, module in _blocks(model):
+        unusual = _unusual(module, config)
+        if unusual is not None:
+            reason, needs = unusual
+            found.append(UnrecognisedError(f"{name} ({type(module).__name__})", f"{reason}.", needs))
+    unknown = UnrecognisedError(
+        type(model).__name__, f"it could not be run at test size ({cause}).", "a plugin by hand"
+    )
+    return found or [unknown]
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The children of every layer in every list of layers, one of each class."""
+    seen: set[str] = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList):
+            continue
+        for place, layer in enumerate(module):
+            for child_name, child in layer.named_children():
+                kind = f"{type(layer).__name__}.{child_name}.{type(child).__name__}"
+                if kind not in seen:
+                    seen.add(kind)
+                    yield f"{name}.{place}.{child_name}", child
+
+
+def _unusual(module: nn.Module, config: Any) -> tuple[str, str] | None:
+    """Why a block is no norm, feed-forward or grouped attention, and what it would need; None if it may be one."""
+    own = [name for name, parameter in module.named_parameters(recurse=False) if name not in ("weight", "bias")]
+    inside = [part for part in module.modules() if part is not module]
+    convolutions = sorted({type(part).__name__ for part in inside if "Conv" in type(part).__name__ and _filters(part)})
+    if convolutions or own:
+        held = ", ".join([*convolutions, *(f"the parameter {name}" for name in own)])
+        return f"it holds {held}", "a component for it, and a state per request (SlotState) for what it carries along"
+    if routers := sorted({type(part).__name__ for part in inside if "Expert" in type(part).__name__}):
+        return f"it routes tokens to {', '.join(routers)}", "TopKRouter and Experts, written by hand"
+    linears = {name: part.out_features for name, part in module.named_children() if isinstance(part, nn.Linear)}
+    if "ttention" in type(module).__name__ and linears and not _grouped(list(linears.values()), config):
+        shown = ", ".join(f"{name} [{size}]" for name, size in linears.items())
+        return (
+            f"its projections are not q, k, v of whole heads: {shown}",
+            "attention over these projections, and their state",
+        )
+    return None
+
+
+def _filters(module: nn.Module) -> bool:
+    """A convolution along the sequence; transformers' Conv1D of GPT-2 is a linear layer by another name."""
+    return isinstance(module, nn.Conv1d | nn.Conv2d)
+
+
+def _grouped(sizes: list[int], config: Any) -> bool:
+    heads = getattr(config, "num_attention_heads", 0)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    q, kv = heads * dim, kv_heads * dim
+    return (q in sizes and kv in sizes) or (len(sizes) <= 2 and q + 2 * kv in sizes)
