@@ -34,10 +34,12 @@ class Linear(Component):
 
     def prepare(self) -> None:
         make = getattr(implementation_of(self._op), "prepare", None)
-        self._prepared = make(self.logical("weight")) if make is not None else None
+        self._prepared = None if make is None else make(self.logical("weight"))
 
     def free(self) -> None:
-        if self._prepared is not None and hasattr(implementation_of(self._op), "restore"):
+        release = getattr(implementation_of(self._op), "release", None)
+        if self._prepared is not None and release is not None:
+            self._prepared = release(self._prepared)
             self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
 
     def unprepare(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,6 +19,16 @@ def bf16_products() -> bool:
 def has_onednn() -> bool:
     """Whether this build of torch has oneDNN."""
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight [out, in] as a product wants it."""
+
+    packed: Tensor
+    """In oneDNN's blocked layout; opaque."""
+    plain: Tensor | None
+    """The logical weight itself, where it is kept and better for a single row."""
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -39,8 +51,28 @@ def _common_reasons(context: OpContext) -> tuple[str | bool, ...]:
     )
 
 
-class PackedLinear:
-    """float32 and bfloat16 products on oneDNN's packed weights."""
+class _Packed:
+    """What both forms share: an unprepared weight works too, and a single row may read the plain one."""
+
+    def release(self, prepared: PackedWeight) -> PackedWeight:
+        """The prepared weight without the logical one."""
+        return replace(prepared, plain=None)
+
+    def __call__(self, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, Tensor):
+            return functional.linear(x, weight, bias)
+        if weight.plain is not None and x.numel() == x.shape[-1]:
+            return functional.linear(x, weight.plain, bias)
+        if x.numel() == 0:
+            return x.new_zeros(*x.shape[:-1], weight.packed.shape[0])
+        return self._product(x, weight.packed, bias)
+
+    def _product(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        return packed_linear(x, packed, bias)
+
+
+class PackedLinear(_Packed):
+    """float32 and bfloat16 products on oneDNN's packed weights; a single float32 row reads the plain weight faster."""
 
     name = "cpu_onednn_packed"
 
@@ -51,20 +83,15 @@ class PackedLinear:
             context.dtype == torch.bfloat16 and not bf16_products() and "this CPU has no bfloat16 products (AVX-512)",
         )
 
-    def prepare(self, weight: Tensor) -> Tensor:
-        return pack(weight)
+    def prepare(self, weight: Tensor) -> PackedWeight:
+        return PackedWeight(pack(weight), weight if weight.dtype == torch.float32 else None)
 
-    def restore(self, prepared: Tensor, dtype: torch.dtype) -> Tensor:
+    def restore(self, prepared: PackedWeight, dtype: torch.dtype) -> Tensor:
         """The logical weight, bit for bit."""
-        return prepared.to_dense()
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if not weight.is_mkldnn or x.numel() == 0:
-            return functional.linear(x, weight.to_dense() if weight.is_mkldnn else weight, bias)
-        return packed_linear(x, weight, bias)
+        return prepared.packed.to_dense()
 
 
-class WidenedLinear:
+class WidenedLinear(_Packed):
     """bfloat16 weights packed as float32, for CPUs without bfloat16 products: twice the memory, far faster."""
 
     name = "cpu_onednn_widened"
@@ -76,16 +103,13 @@ class WidenedLinear:
             context.dtype == torch.bfloat16 and bf16_products() and "this CPU has bfloat16 products",
         )
 
-    def prepare(self, weight: Tensor) -> Tensor:
-        return pack(weight.float())
+    def prepare(self, weight: Tensor) -> PackedWeight:
+        return PackedWeight(pack(weight.float()), weight)
 
-    def restore(self, prepared: Tensor, dtype: torch.dtype) -> Tensor:
+    def restore(self, prepared: PackedWeight, dtype: torch.dtype) -> Tensor:
         """The logical weight, bit for bit."""
-        bits = prepared.to_dense().view(torch.int32) >> 16  # a cast would give every NaN the same payload
+        bits = prepared.packed.to_dense().view(torch.int32) >> 16  # a cast would give every NaN the same payload
         return bits.to(torch.int16).view(dtype)
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if not weight.is_mkldnn or x.numel() == 0:
-            return functional.linear(x, self.restore(weight, x.dtype) if weight.is_mkldnn else weight, bias)
-        out = packed_linear(x.float(), weight, None if bias is None else bias.float())
-        return out.to(x.dtype)
+    def _product(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        return packed_linear(x.float(), packed, None if bias is None else bias.float()).to(x.dtype)

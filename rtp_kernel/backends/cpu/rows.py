@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rtp_kernel.backends.cpu.linear import PackedLinear, WidenedLinear, bf16_products, has_onednn
+from rtp_kernel.backends.cpu.linear import PackedLinear, PackedWeight, WidenedLinear, bf16_products, has_onednn
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.ops import activation, moe, rotary
 from rtp_kernel.ops.attention import Span, gather_kv, request_rows
@@ -89,17 +89,23 @@ class TiledLinear(_Deterministic):
 
     name = "cpu_row_tiles"
 
-    def prepare(self, weight: Tensor) -> Tensor:
-        return self._form(weight.dtype).prepare(weight) if has_onednn() else weight
+    def prepare(self, weight: Tensor) -> Tensor | PackedWeight:
+        """Packed where oneDNN is there; the logical weight is then not read again."""
+        form = self._form(weight.dtype)
+        return form.release(form.prepare(weight)) if has_onednn() else weight
 
-    def restore(self, prepared: Tensor, dtype: torch.dtype) -> Tensor:
+    def release(self, prepared: Tensor | PackedWeight) -> Tensor | PackedWeight:
+        """Itself: what is packed holds nothing of the logical weight."""
+        return prepared
+
+    def restore(self, prepared: Tensor | PackedWeight, dtype: torch.dtype) -> Tensor:
         """The logical weight, bit for bit."""
-        return self._form(dtype).restore(prepared, dtype) if prepared.is_mkldnn else prepared
+        return prepared if isinstance(prepared, Tensor) else self._form(dtype).restore(prepared, dtype)
 
     def _form(self, dtype: torch.dtype) -> PackedLinear | WidenedLinear:
         return WidenedLinear() if dtype == torch.bfloat16 and not bf16_products() else PackedLinear()
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         form = self._form(x.dtype)
         padded = functional.pad(flat, (0, 0, 0, -len(flat) % ROWS))

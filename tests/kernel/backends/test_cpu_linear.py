@@ -41,6 +41,20 @@ def test_is_the_product(
 
 
 @pytest.mark.parametrize(("op", "dtype"), WAYS, ids=str)
+def test_without_the_logical_weight_a_single_row_is_the_same_product(
+    op: PackedLinear | WidenedLinear, dtype: torch.dtype
+) -> None:
+    weight, x = torch.randn(48, 64).to(dtype), torch.randn(1, 64).to(dtype)
+    kept = op.prepare(weight)
+    released = op.release(kept)
+    assert released.plain is None
+    assert torch.equal(op.restore(released, dtype), weight)
+    want = x.double() @ weight.double().T
+    for each in (kept, released):
+        assert _rms(op(x, each) - want) / _rms(want) < (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize(("op", "dtype"), WAYS, ids=str)
 def test_leading_dimensions_are_kept(op: PackedLinear | WidenedLinear, dtype: torch.dtype) -> None:
     weight, x = torch.randn(8, 64).to(dtype), torch.randn(3, 5, 64).to(dtype)
     got = op(x, op.prepare(weight))
