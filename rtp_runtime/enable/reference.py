@@ -55,9 +55,9 @@ def reference_class(architecture: str, config: Any, trust_remote_code: bool = Fa
     """
     import transformers
 
-    known = getattr(transformers, architecture, None)
+    known: Any = getattr(transformers, architecture, None)
     if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
-        wanted = known.config_class
+        wanted = getattr(known, "config_class", None)
         if wanted is not None and not isinstance(config, wanted):
             raise ConfigError(
                 f"model_type {getattr(config, 'model_type', None)!r} and architecture {architecture!r} do not belong "
