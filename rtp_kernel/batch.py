@@ -14,7 +14,8 @@ from torch import Tensor
 from rtp_kernel.parallel import ParallelContext
 
 NULL_BLOCK = 0
-"""Block (and slot) 0 of every group: padding rows point at it, and no request ever owns it."""
+"""Block (and slot) 0 of every group: padding rows point at it, no request ever owns it, and it holds the declared
+initial value of each state (0 for keys and values: finite, whoever loads it)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
