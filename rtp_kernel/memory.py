@@ -39,6 +39,15 @@ def _advise_quietly(memory: mmap.mmap, advice: int) -> None:
         return  # a kernel built without huge pages
 
 
+def available() -> int | None:
+    """Bytes of memory that the system can still give without swapping; None where it does not tell."""
+    info = Path("/proc/meminfo")
+    if not info.exists():
+        return None
+    values = dict(line.split(":", 1) for line in info.read_text().splitlines())
+    return int(values["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in values else None
+
+
 @contextmanager
 def huge_pages() -> Iterator[None]:
     """Moves memory that was mapped inside the block, by whichever library, into huge pages at its end.

@@ -52,9 +52,9 @@ class Implementation(Protocol):
     """One way to compute an op.
 
     Optional members: `prepare(weight) -> prepared`, called once after loading, whose result the component passes in
-    place of the weight; where its inverse is exact, `restore(prepared, dtype)` and `release(prepared)`, the prepared
-    form without the logical weight; `plan(batch, kv, span, window) -> plan`, called once per step and group, whose
-    result is passed as `plan=`.
+    place of the weight, and `prepared_bytes(weight)`, the memory that this takes; where its inverse is exact,
+    `restore(prepared, dtype)` and `release(prepared)`, the prepared form without the logical weight;
+    `plan(batch, kv, span, window) -> plan`, called once per step and group, whose result is passed as `plan=`.
     """
 
     name: str

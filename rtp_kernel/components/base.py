@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rtp_kernel.memory import huge_pages
+from rtp_kernel.memory import available, huge_pages
 from rtp_kernel.registry import OpFunction, OpTable
 
 
@@ -49,6 +49,10 @@ class Component(nn.Module):
     def prepare(self) -> None:
         """Derive what the chosen ops want from the loaded weights; nothing by default."""
 
+    def prepared_bytes(self) -> int:
+        """Memory that `prepare` takes; 0 by default."""
+        return 0
+
     def free(self) -> None:
         """Give up logical weights that `logical` can make again bit for bit; nothing by default."""
 
@@ -75,16 +79,23 @@ def bind_components(module: nn.Module, ops: OpTable, device: torch.device | str,
         component.bind(Binding(name, ops, torch.device(device), dtype))
 
 
-def prepare_components(module: nn.Module, *, free: bool = False) -> None:
+def prepare_components(module: nn.Module, *, free: bool = False, memory: int | None = None) -> None:
     """Let each component prepare its weights, once, after loading.
 
-    `free` gives up logical weights of which a prepared form holds all bits: their parameters stay in place, on the meta
-    device, and `logical` makes them again. A parameter that several components share is kept.
+    Components are prepared in order as long as what they derive fits in `memory` bytes, by default half of what is
+    available; the others compute with their logical weights. `free` gives up logical weights of which a prepared form
+    holds all bits: their parameters stay in place, on the meta device, and `logical` makes them again. A parameter that
+    several components share is kept.
     """
     found = [component for _, component in components(module)]
     holders = Counter(id(weight) for part in module.modules() for weight in part.parameters(recurse=False))
+    have = available()
+    left = memory if memory is not None else have // 2 if have is not None else float("inf")
     with huge_pages():
         for component in found:
+            left -= component.prepared_bytes()
+            if left < 0:
+                break
             component.prepare()
             if free and all(holders[id(weight)] == 1 for weight in component.parameters(recurse=False)):
                 component.free()

@@ -36,6 +36,10 @@ class Linear(Component):
         make = getattr(implementation_of(self._op), "prepare", None)
         self._prepared = None if make is None else make(self.logical("weight"))
 
+    def prepared_bytes(self) -> int:
+        measure = getattr(implementation_of(self._op), "prepared_bytes", None)
+        return 0 if measure is None else int(measure(self.weight))
+
     def free(self) -> None:
         release = getattr(implementation_of(self._op), "release", None)
         if self._prepared is not None and release is not None:

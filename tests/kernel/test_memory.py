@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from rtp_kernel.memory import HUGE, _without, empty, huge_pages
+from rtp_kernel.memory import HUGE, _without, available, empty, huge_pages
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (1024, 1024), (3, 1000, 1001)])
@@ -35,6 +35,11 @@ def test_huge_pages_leaves_values_alone() -> None:
     with huge_pages():
         tensors = [torch.full((HUGE,), float(place)) for place in range(3)]
     assert all(bool((tensor == place).all()) for place, tensor in enumerate(tensors))
+
+
+def test_available_memory_is_plausible() -> None:
+    bytes_available = available()
+    assert bytes_available is None or 1 << 20 < bytes_available < 1 << 50
 
 
 def test_ranges_are_subtracted() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rtp_kernel.memory import empty
 from rtp_kernel.registry import OpContext, Support
 
 
@@ -27,8 +28,8 @@ class PackedWeight:
 
     packed: Tensor
     """In oneDNN's blocked layout; opaque."""
-    plain: Tensor | None
-    """The logical weight itself, where it is kept and better for a single row."""
+    single: Tensor | None
+    """[out, in], for a product with a single row, where another form is faster then."""
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -52,20 +53,19 @@ def _common_reasons(context: OpContext) -> tuple[str | bool, ...]:
 
 
 class _Packed:
-    """What both forms share: an unprepared weight works too, and a single row may read the plain one."""
-
-    def release(self, prepared: PackedWeight) -> PackedWeight:
-        """The prepared weight without the logical one."""
-        return replace(prepared, plain=None)
+    """What both forms share: an unprepared weight works too, and a single row may have a form of its own."""
 
     def __call__(self, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, Tensor):
             return functional.linear(x, weight, bias)
-        if weight.plain is not None and x.numel() == x.shape[-1]:
-            return functional.linear(x, weight.plain, bias)
+        if weight.single is not None and x.numel() == x.shape[-1]:
+            return self._row(x, weight.single, bias)
         if x.numel() == 0:
             return x.new_zeros(*x.shape[:-1], weight.packed.shape[0])
         return self._product(x, weight.packed, bias)
+
+    def _row(self, x: Tensor, single: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, single, bias)
 
     def _product(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
         return packed_linear(x, packed, bias)
@@ -86,13 +86,24 @@ class PackedLinear(_Packed):
     def prepare(self, weight: Tensor) -> PackedWeight:
         return PackedWeight(pack(weight), weight if weight.dtype == torch.float32 else None)
 
+    def prepared_bytes(self, weight: Tensor) -> int:
+        """What `prepare` adds to the memory that is taken."""
+        return weight.nbytes
+
+    def release(self, prepared: PackedWeight) -> PackedWeight:
+        """The prepared weight without the logical one."""
+        return replace(prepared, single=None)
+
     def restore(self, prepared: PackedWeight, dtype: torch.dtype) -> Tensor:
         """The logical weight, bit for bit."""
         return prepared.packed.to_dense()
 
 
 class WidenedLinear(_Packed):
-    """bfloat16 weights packed as float32, for CPUs without bfloat16 products: twice the memory, far faster."""
+    """bfloat16 weights widened to float32, for CPUs without bfloat16 products: far faster, for four times the memory.
+
+    One copy is packed; the other, for single rows, lies transposed, in huge pages: such a product is bound by reading.
+    """
 
     name = "cpu_onednn_widened"
 
@@ -104,12 +115,24 @@ class WidenedLinear(_Packed):
         )
 
     def prepare(self, weight: Tensor) -> PackedWeight:
-        return PackedWeight(pack(weight.float()), weight)
+        wide = weight.detach().float()
+        return PackedWeight(pack(wide), empty(wide.T.shape, wide.dtype).copy_(wide.T).T)
+
+    def prepared_bytes(self, weight: Tensor) -> int:
+        """What `prepare` adds to the memory that is taken."""
+        return 4 * weight.nbytes
+
+    def release(self, prepared: PackedWeight) -> PackedWeight:
+        """The prepared weight itself, which holds nothing of the logical one."""
+        return prepared
 
     def restore(self, prepared: PackedWeight, dtype: torch.dtype) -> Tensor:
         """The logical weight, bit for bit."""
         bits = prepared.packed.to_dense().view(torch.int32) >> 16  # a cast would give every NaN the same payload
         return bits.to(torch.int16).view(dtype)
+
+    def _row(self, x: Tensor, single: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x.float(), single, None if bias is None else bias.float()).to(x.dtype)
 
     def _product(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
         return packed_linear(x.float(), packed, None if bias is None else bias.float()).to(x.dtype)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rtp_kernel.backends.cpu.linear import PackedLinear, PackedWeight, WidenedLinear, bf16_products, has_onednn
+from rtp_kernel.backends.cpu.linear import PackedLinear, PackedWeight, WidenedLinear, bf16_products, has_onednn, pack
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.ops import activation, moe, rotary
 from rtp_kernel.ops.attention import Span, gather_kv, request_rows
@@ -91,8 +91,14 @@ class TiledLinear(_Deterministic):
 
     def prepare(self, weight: Tensor) -> Tensor | PackedWeight:
         """Packed where oneDNN is there; the logical weight is then not read again."""
-        form = self._form(weight.dtype)
-        return form.release(form.prepare(weight)) if has_onednn() else weight
+        if not has_onednn():
+            return weight
+        wide = weight.dtype == torch.bfloat16 and not bf16_products()
+        return PackedWeight(pack(weight.float() if wide else weight), None)
+
+    def prepared_bytes(self, weight: Tensor) -> int:
+        """What `prepare` adds to the memory that is taken."""
+        return weight.numel() * 4
 
     def release(self, prepared: Tensor | PackedWeight) -> Tensor | PackedWeight:
         """Itself: what is packed holds nothing of the logical weight."""

@@ -130,6 +130,16 @@ def test_a_shared_weight_is_kept_when_others_are_freed() -> None:
     assert torch.allclose(module["head"](x), x @ module["embed"].weight.T, atol=1e-5)
 
 
+def test_what_does_not_fit_in_memory_stays_as_it_is() -> None:
+    layers = _fill(nn.Sequential(Linear(32, 32), Linear(32, 32), Linear(32, 32)))
+    x = torch.randn(4, 32)
+    want = layers(x)
+    _bound(layers)
+    prepare_components(layers, memory=2 * layers[0].prepared_bytes())
+    assert [layer._prepared is not None for layer in layers] == [True, True, False]
+    assert torch.allclose(layers(x), want, atol=1e-4)
+
+
 def test_a_prepared_weight_follows_a_second_prepare_only() -> None:
     layer = _fill(Linear(32, 8))
     _bound(layer)
