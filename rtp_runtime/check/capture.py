@@ -66,7 +66,8 @@ class ModuleRecorder:
     def __init__(self, model: nn.Module, layers: dict[str, int], num_tokens: int) -> None:
         self.capture = Capture(num_tokens)
         self._layers = layers
-        self._names = {module: name for name, module in model.named_modules() if name}
+        # Activations and the like hold nothing of their own: what they make is seen in the modules around them.
+        self._names = {module: name for name, module in model.named_modules() if name and holds_something(module)}
         self._producers: dict[int, str] = {}
 
     @contextmanager
@@ -113,6 +114,11 @@ class ModuleRecorder:
         rows = output.reshape(self.capture.num_tokens, -1)
         self.capture.attention[name] = AttentionCall(q, k, v, rows, visible_window(mask))
         self.capture.order.append(f"{name}:attention")
+
+
+def holds_something(module: nn.Module) -> bool:
+    """Whether the module has parameters or tables, its own or below."""
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
 def per_token(tensor: Tensor, num_tokens: int) -> Tensor | None:

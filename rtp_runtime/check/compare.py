@@ -21,6 +21,10 @@ NOISE_FACTOR = 3.0
 """A tolerance is never below this many times what the reference's own paths disagree by."""
 
 
+ROWS = 64
+"""Rows of logits that are compared at a time."""
+
+
 def tolerance(base: float, noise: float) -> float:
     """The larger of the fixed tolerance and `NOISE_FACTOR` times the reference's own disagreement."""
     return max(base, NOISE_FACTOR * noise) if math.isfinite(noise) else base
@@ -79,7 +83,10 @@ def logits_error(ours: Tensor, reference: Tensor) -> LogitsError:
     """Compare [tokens, vocab] with [tokens, vocab]. A value that is not finite, or another shape, is infinitely far."""
     if ours.shape != reference.shape:
         return LogitsError(math.inf, None)
-    rows = (ours - reference).abs().amax(dim=-1)  # [tokens]
+    # In pieces: logits of a large vocabulary are large, and their difference would be once more.
+    starts = range(0, len(ours), ROWS)
+    pieces = [(ours[place : place + ROWS] - reference[place : place + ROWS]).abs().amax(dim=-1) for place in starts]
+    rows = torch.cat(pieces)  # [tokens]
     if not bool(torch.isfinite(rows).all()):
         return LogitsError(math.inf, int((~torch.isfinite(rows)).nonzero()[0]))
     worst = int(rows.argmax())

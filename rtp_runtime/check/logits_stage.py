@@ -32,28 +32,39 @@ class TokenVerdict:
 
 
 def run_logits(session: Session) -> StageResult:
-    """Logits of every position of each prompt and the reference's continuation, in one prefill."""
+    """Logits of every position of each prompt, in one prefill."""
     stage = StageResult("logits")
     allowed = session.noise.logits_tolerance
+    try:
+        outputs = whole_runs(session)
+    except ModuleError as failure:
+        stage.findings.append(raised(session, failure, "logits", "while it generated"))
+        return stage
     for case in session.cases:
-        try:
-            output = session.model.run({case.name: case.sequence}, 1)[case.name]
-        except ModuleError as failure:
-            stage.findings.append(raised(session, failure, "logits", f"while it ran {case.name}"))
-            continue
-        error = compare_logits(session, case, output.logits)
+        error = compare_logits(session, case, outputs[case.name].logits, len(case.prompt))
         stage.measures.append(Measure(case.name, None, "logits", error.value, allowed, worst_token=error.token))
         if not error.value <= allowed:
             stage.findings.append(logits_finding(session, "logits", error, f"{case.name}, in one prefill"))
     return summarise_logits(stage)
 
 
+def whole_runs(session: Session) -> dict[str, Output]:
+    """Each prompt in one prefill and its continuation, one after another; run once for all stages.
+
+    Raises:
+        ModuleError: the model, or what feeds it, raised.
+    """
+    if not session.whole:
+        prompts = {case.name: case.prompt.ids for case in session.cases}
+        session.whole = session.model.run(prompts, session.options.num_new_tokens)
+    return session.whole
+
+
 def run_greedy(session: Session) -> StageResult:
     """Greedy continuations, token by token, with ties recognised."""
     stage = StageResult("greedy")
-    prompts = {case.name: case.prompt.ids for case in session.cases}
     try:
-        outputs = session.model.run(prompts, session.options.num_new_tokens)
+        outputs = whole_runs(session)
     except ModuleError as failure:
         stage.findings.append(raised(session, failure, "greedy", "while it generated"))
         return stage

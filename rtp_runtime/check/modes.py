@@ -17,9 +17,7 @@ from rtp_runtime.check.splits import FusedOutputs
 
 CHEAP_STEPS = 200
 """Steps that a mode may take on a model of which a step costs little."""
-FEW_STEPS = 80
-SMALL_MODEL = 20_000_000
-"""Parameters up to which a step costs little."""
+FEW_STEPS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +27,11 @@ class Mode:
     name: str
     schedule: Schedule
     steps_per_token: float
-    """Engine steps that prefill costs per prompt token."""
+    """Engine steps that prefill costs per prompt token; negative where it is known already."""
 
 
 MODES = (
-    Mode("whole prefill", Schedule(), 0.0),
+    Mode("whole prefill", Schedule(), -1.0),
     Mode("chunks of 64", Schedule({"max_chunk_tokens": 64}), 1 / 64),
     Mode("chunks of 17", Schedule({"max_chunk_tokens": 17}), 1 / 17),
     Mode("chunks of 7", Schedule({"max_chunk_tokens": 7}), 1 / 7),
@@ -63,11 +61,11 @@ def run_modes(session: Session, localise: bool = True) -> StageResult:
 
 def affordable(session: Session, mode: Mode) -> list[Case]:
     """The cases that a mode runs: all while steps are cheap, else the longest ones that fit, at least the shortest."""
-    small = sum(p.numel() for p in session.reference.model.parameters()) <= SMALL_MODEL
-    left = float(CHEAP_STEPS if small else FEW_STEPS)
+    left = float(CHEAP_STEPS if session.reference.is_small else FEW_STEPS)
+    decode = 0 if mode.schedule.together else session.options.num_new_tokens
     chosen = []
     for case in sorted(session.cases, key=lambda case: len(case.prompt), reverse=True):
-        steps = len(case.prompt) * mode.steps_per_token
+        steps = len(case.prompt) * mode.steps_per_token + decode
         if steps <= left:
             chosen.append(case)
             left -= steps
@@ -79,7 +77,9 @@ def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[
     """Compare one mode; whether its numbers were wrong."""
     prompts = {case.name: case.prompt.ids for case in cases}
     try:
-        outputs = session.model.run(prompts, session.options.num_new_tokens, mode.schedule)
+        ordinary = mode.schedule == Schedule()
+        run = session.model.run
+        outputs = whole_runs(session) if ordinary else run(prompts, session.options.num_new_tokens, mode.schedule)
     except ModuleError as failure:
         stage.findings.append(raised(session, failure, "modes", f"in mode {mode.name}"))
         return False

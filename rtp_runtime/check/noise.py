@@ -6,10 +6,11 @@ an inconsistency of the reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.compare import LOGITS_TOLERANCE, MODULE_TOLERANCE, RelativeError, logits_error, tolerance
@@ -39,33 +40,39 @@ class Noise:
         sound = [value for path, value in self.logits.items() if path not in self.inconsistent]
         return tolerance(LOGITS_TOLERANCE, max(sound, default=0.0))
 
+    def merge(self, other: Noise) -> None:
+        """Take the larger of each."""
+        for mine, theirs in (
+            (self.logits, other.logits),
+            (self.modules, other.modules),
+            (self.inconsistent, other.inconsistent),
+        ):
+            for name, value in theirs.items():
+                mine[name] = max(value, mine.get(name, 0.0))
+
     def worst_module(self) -> tuple[str, float] | None:
         """The module in which the reference disagrees with itself most, and by how much."""
         return max(self.modules.items(), key=lambda item: item[1], default=None)
 
 
-def measure_noise(reference: Reference, prompts: Mapping[str, Sequence[int]]) -> Noise:
-    """Run the reference's second paths over the prompts, the longest ones of a check being the ones that tell most."""
-    noise = Noise()
-    for ids in prompts.values():
-        logits, capture = reference.capture(ids)
-        for name, run in reference.paths().items():
-            error = logits_error(run(ids), logits).value
-            noise.logits[name] = max(error, noise.logits.get(name, 0.0))
-        for setting in reference.settings().values():
-            with setting():
-                _, other = reference.capture(ids, graft=capture)
-            _add_modules(noise, capture, other)
-    noise.inconsistent = {path: value for path, value in noise.logits.items() if not value <= SOUND * LOGITS_TOLERANCE}
-    return noise
+def add_noise(noise: Noise, reference: Reference, ids: Sequence[int], logits: Tensor, capture: Capture) -> None:
+    """Run the reference's second paths over one prompt, of which `logits` and `capture` are the first path's."""
+    for name, run in reference.paths().items():
+        other = run(ids)
+        error = logits_error(other, logits[: len(other)]).value
+        noise.logits[name] = max(error, noise.logits.get(name, 0.0))
+        if not error <= SOUND * LOGITS_TOLERANCE:
+            noise.inconsistent[name] = noise.logits[name]
+    index = torch.arange(capture.num_tokens)
 
-
-def _add_modules(noise: Noise, one: Capture, other: Capture) -> None:
-    index = torch.arange(one.num_tokens)
-    for name in one.calls.keys() & other.calls.keys():
+    def compare(name: str, outputs: tuple[Tensor, ...]) -> None:
         error = RelativeError()
-        for pair in pair_tensors(other.calls[name].outputs, one.calls[name].outputs).pairs:
+        for pair in pair_tensors(outputs, capture.calls[name].outputs).pairs:
             keep = torch.ones(len(index), dtype=torch.bool) if pair.ties is None else ~pair.ties
             error.add(pair.ours[keep], pair.reference[keep], index[keep])
         if error.value <= SOUND * MODULE_TOLERANCE:
             noise.modules[name] = max(error.value, noise.modules.get(name, 0.0))
+
+    for setting in reference.settings().values():
+        with setting():
+            reference.replay(ids, capture, compare)

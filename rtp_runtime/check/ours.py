@@ -16,6 +16,7 @@ from rtp_runtime.errors import RtpError
 
 if TYPE_CHECKING:
     from rtp_runtime.engine.engine import Engine
+    from rtp_runtime.engine.outputs import RequestOutput
     from rtp_runtime.model import LoadedModel
     from rtp_runtime.plugins import Plugins
 
@@ -26,7 +27,7 @@ class Output:
 
     tokens: tuple[int, ...]
     logits: Tensor
-    """[tokens that were fed, vocab] float32."""
+    """[tokens that were fed, vocab] float32; empty unless they were to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,15 @@ class Schedule:
     """All requests in one engine at once, each joining one step after the one before; else one after another."""
     preempt_after: tuple[int, ...] = ()
     """Steps after which a running request loses its state, each time another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Prompts by name, and what is asked for each."""
+
+    prompts: Mapping[str, Sequence[int]]
+    num_new_tokens: int
+    keep_logits: bool
 
 
 class ModuleError(Exception):
@@ -61,7 +71,11 @@ class OurModel:
         return self.loaded.module
 
     def run(
-        self, prompts: Mapping[str, Sequence[int]], num_new_tokens: int, schedule: Schedule | None = None
+        self,
+        prompts: Mapping[str, Sequence[int]],
+        num_new_tokens: int,
+        schedule: Schedule | None = None,
+        keep_logits: bool = True,
     ) -> dict[str, Output]:
         """Greedy continuations of all prompts through the ordinary engine, with the logits of every position.
 
@@ -74,14 +88,20 @@ class OurModel:
         with _entered_modules(self.module) as entered:
             try:
                 for group in groups:
-                    outputs |= _run_group(
-                        self._engine(group, num_new_tokens, schedule), group, num_new_tokens, schedule
-                    )
+                    requests = Requests(group, num_new_tokens, keep_logits)
+                    outputs |= _run_group(self._engine(requests, schedule), requests, schedule)
             except RtpError:
                 raise
             except Exception as error:
                 raise ModuleError(entered[-1] if entered else "", error) from error
         return outputs
+
+    def free(self) -> None:
+        """Give up weights that are kept besides the form that is computed with."""
+        from rtp_kernel.components.base import components
+
+        for _, component in components(self.module):
+            component.free()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] of the last hidden state [rows, hidden], as the engine asks for them."""
@@ -90,32 +110,30 @@ class OurModel:
             logits: Tensor = module.logits(hidden.to(self.loaded.dtype))
             return logits.float()
 
-    def _engine(self, group: Mapping[str, Sequence[int]], num_new_tokens: int, schedule: Schedule) -> Engine:
+    def _engine(self, requests: Requests, schedule: Schedule) -> Engine:
         from rtp_runtime.engine.config import EngineConfig
         from rtp_runtime.engine.engine import Engine
 
-        total = sum(len(ids) for ids in group.values())
-        longest = max(len(ids) for ids in group.values()) + num_new_tokens
+        lengths = [len(ids) for ids in requests.prompts.values()]
+        longest = max(lengths) + requests.num_new_tokens
         limits = {
-            "max_num_seqs": len(group),
-            "max_num_batched_tokens": max(total, len(group)),
+            "max_num_seqs": len(lengths),
+            "max_num_batched_tokens": max(sum(lengths), len(lengths)),
             "max_model_len": longest,
         }
         return Engine(self.loaded, EngineConfig(**(limits | dict(schedule.limits))))
 
 
-def _run_group(
-    engine: Engine, group: Mapping[str, Sequence[int]], num_new_tokens: int, schedule: Schedule
-) -> dict[str, Output]:
+def _run_group(engine: Engine, requests: Requests, schedule: Schedule) -> dict[str, Output]:
     from rtp_runtime.engine.sampling_params import SamplingParams
 
-    params = SamplingParams(temperature=0.0, max_tokens=num_new_tokens, ignore_eos=True)
-    waiting, victims = list(group), list(group)
+    params = SamplingParams(temperature=0.0, max_tokens=requests.num_new_tokens, ignore_eos=True)
+    waiting, victims = list(requests.prompts), list(requests.prompts)
     step, finished = 0, set[str]()
     while waiting or engine.has_work:
         if waiting:
             name = waiting.pop(0)
-            engine.add(list(group[name]), params, request_id=name, return_logits=True)
+            engine.add(list(requests.prompts[name]), params, request_id=name, return_logits=requests.keep_logits)
         finished |= {news.request_id for news in engine.step() if news.finish_reason is not None}
         step += 1
         if step in schedule.preempt_after:
@@ -123,13 +141,11 @@ def _run_group(
             if victim is not None:
                 victims.remove(victim)
                 victims.append(victim)
-    results = {name: engine.output(name) for name in group}
-    return {name: Output(tuple(output.token_ids), _fed_logits(output.logits)) for name, output in results.items()}
+    return {name: _output(engine.output(name)) for name in requests.prompts}
 
 
-def _fed_logits(logits: Tensor | None) -> Tensor:
-    assert logits is not None
-    return logits
+def _output(output: RequestOutput) -> Output:
+    return Output(tuple(output.token_ids), torch.empty(0) if output.logits is None else output.logits)
 
 
 @contextmanager

@@ -27,7 +27,8 @@ class ProbeStage:
         self._session = session
         self._table: ProbeTable | None = None
         self._failures: list[Finding] = []
-        self._last: Capture | None = None
+        self._called: list[str] = []
+        """The reference's modules that ran, in order."""
         self._fused: FusedOutputs | None = None
 
     def add(self, case: Case, capture: Capture) -> None:
@@ -41,12 +42,12 @@ class ProbeStage:
         run = ProbeRun(model.module, self._table, {case.name: capture}, matcher, self._fused)
         try:
             with run.attached(model.ops):
-                model.run({case.name: case.sequence}, 1)
+                model.run({case.name: case.sequence}, 1, keep_logits=False)
             self._judge_head(case, capture)
         except ModuleError as failure:
             self._failures.append(raised(session, failure, "probes", f"while it ran {case.name}"))
         session.first_ties |= run.tie_tokens
-        self._last = capture
+        self._called = list(capture.calls)
 
     def _judge_head(self, case: Case, capture: Capture) -> None:
         """The output head on the reference's own last hidden state."""
@@ -66,12 +67,12 @@ class ProbeStage:
     def finish(self) -> StageResult:
         """Judge what was collected."""
         stage = StageResult("probes")
-        table, capture, tolerance = self._table, self._last, self._session.noise.module_tolerance
-        if table is None or capture is None:
+        table, tolerance = self._table, self._session.noise.module_tolerance
+        if table is None:
             stage.not_judged.append(NotJudged("sub-blocks", "no prompt was run", required=True))
             return stage
         stage.measures = table.measures(tolerance)
-        absent = without_counterpart(self._session.reference.model, capture, table.layers, table.judged_modules())
+        absent = without_counterpart(self._session.reference.model, self._called, table.layers, table.judged_modules())
         stage.findings = [*self._failures, *self._blame_absent(table.findings(tolerance, "probes"), absent)]
         ours = find_layers(self._session.model.module)
         stage.findings += [self._odd_layer(name, "the reference") for name in table.layers if name not in ours]
@@ -111,8 +112,8 @@ class ProbeStage:
     def _blame_absent(self, findings: list[Finding], absent: Sequence[str]) -> list[Finding]:
         """Where a module is at fault and one inside it exists on one side only, that one is the fault."""
         session, model = self._session, self._session.model
-        assert self._fused is not None and self._last is not None
-        extra = extra_modules(model.module, set(self._last.calls), self._fused.names())
+        assert self._fused is not None
+        extra = extra_modules(model.module, set(self._called), self._fused.names())
         known = {name for name, _ in session.reference.model.named_modules()}
         extra = [name for name in extra if name not in known]
         return [_blame(finding, absent, extra) for finding in findings]

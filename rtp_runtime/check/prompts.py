@@ -15,7 +15,6 @@ MAX_WINDOW_PROMPT = 4096
 """A window is crossed only if a prompt of this length crosses it twice: eager attention is quadratic."""
 
 TEXTS = (
-    "The capital of France is",
     "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return",
     "In 1969, three people flew to the Moon; two of them walked on it. Их имена знает каждый. 猫は静かに座っていた。",
 )

@@ -17,10 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rtp_runtime.check.capture import Capture, ModuleRecorder
+from rtp_runtime.check.capture import Capture, ModuleRecorder, per_token
+from rtp_runtime.check.compare import tensors_of
 from rtp_runtime.check.names import find_layers
 from rtp_runtime.errors import CheckpointError, ConfigError, NotJudgedError
 
+SMALL_MODEL = 20_000_000
+"""Parameters."""
+BATCHED_TOKENS = 64
 NO_TENSOR = "the checkpoint has no tensor for it, so transformers draws random values"
 WRONG_SHAPE = "the checkpoint's tensor has another shape than the config says, so transformers draws random values"
 
@@ -54,10 +58,21 @@ class Reference:
         self.unexpected = unexpected
         """Tensors of the checkpoint that transformers does not use."""
         self.config: Any = model.config
+        self.known: dict[Any, Any] = {}
+        """Small results by their question, for callers that check many times against one reference."""
         self.layers: Mapping[str, int] = find_layers(model)
         """Dotted name of each decoder layer -> its index."""
         forward = inspect.signature(type(model).forward).parameters
         self._cache_argument = "cache" if "cache" in forward else "past_key_values"
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a forward costs so little that a check can afford many."""
+        return self.num_parameters <= SMALL_MODEL
 
     @property
     def vocab_size(self) -> int:
@@ -73,16 +88,41 @@ class Reference:
         return self._forward([ids])[0]
 
     @torch.inference_mode()
-    def capture(self, ids: Sequence[int], graft: Capture | None = None) -> tuple[Tensor, Capture]:
-        """A full forward with everything recorded; with `graft`, each layer gets that capture's input instead."""
+    def capture(self, ids: Sequence[int]) -> tuple[Tensor, Capture]:
+        """A full forward with everything recorded."""
         recorder = ModuleRecorder(self.model, dict(self.layers), len(ids))
-        with _grafted(self.model, self.layers, graft), recorder.attached() as capture:
+        with recorder.attached() as capture:
             logits = self._forward([ids])[0]
         return logits, capture
 
     @torch.inference_mode()
+    def replay(self, ids: Sequence[int], capture: Capture, tell: Callable[[str, tuple[Tensor, ...]], None]) -> None:
+        """A forward in which each layer gets the capture's input; `tell(module, outputs)` hears of each module's."""
+        handles = []
+        for name in capture.calls.keys() - capture.repeated:
+
+            def hook(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+                rows = [per_token(tensor, capture.num_tokens) for tensor in tensors_of([output])]
+                tell(name, tuple(tensor for tensor in rows if tensor is not None))
+
+            handles.append(self.model.get_submodule(name).register_forward_hook(hook))
+        try:
+            with _grafted(self.model, self.layers, capture):
+                self._forward([ids])
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @torch.inference_mode()
     def continuation(self, ids: Sequence[int], num_tokens: int) -> Continuation:
         """Greedy tokens after a prompt; end-of-sequence ids do not stop it."""
+        question = ("continuation", tuple(ids), num_tokens)
+        if question not in self.known:
+            self.known[question] = self._continue(ids, num_tokens)
+        known: Continuation = self.known[question]
+        return known
+
+    def _continue(self, ids: Sequence[int], num_tokens: int) -> Continuation:
         cache = self._new_cache()
         rows, tokens, feed = [], [], list(ids)
         for _ in range(num_tokens):
@@ -128,6 +168,8 @@ class Reference:
 
     @torch.inference_mode()
     def _batched(self, ids: Sequence[int]) -> Tensor:
+        """Of the first tokens only: a row of a batch does not say more at greater length, and costs twice."""
+        ids = ids[:BATCHED_TOKENS]
         return self._forward([ids, list(reversed(ids))])[0]
 
     def _new_cache(self) -> Any:
@@ -162,11 +204,8 @@ def _inside(setting: Callable[[], Any], run: Callable[[Sequence[int]], Tensor]) 
 
 
 @contextmanager
-def _grafted(model: nn.Module, layers: Mapping[str, int], graft: Capture | None) -> Iterator[None]:
+def _grafted(model: nn.Module, layers: Mapping[str, int], graft: Capture) -> Iterator[None]:
     """Give each layer, in place of its input, the input that `graft` recorded."""
-    if graft is None:
-        yield
-        return
     handles = []
     for name in layers:
         value = graft.calls[name].inputs[0][None]  # [1, tokens, hidden]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,8 @@ from rtp_runtime.check.pinned_stage import PinnedStage
 from rtp_runtime.check.probe_stage import ProbeStage
 from rtp_runtime.check.reference import Defect, Reference, load_reference, outline_reference
 from rtp_runtime.check.report import CheckReport, NotJudged, StageResult
-from rtp_runtime.check.session import Progress, Session, make_cases, measure_session_noise
+from rtp_runtime.check.session import Progress, Session, make_cases, measure_noise
 from rtp_runtime.errors import CheckpointError
-
-TINY_MODEL = 10_000_000
-"""Parameters up to which several threads slow a model down."""
 
 
 def run_check(
@@ -151,8 +149,10 @@ def _load(session: Session, say: Progress, judge: bool) -> StageResult | None:
         pinned.serving()
     session.ours = load_ours(session.options.model, session.plugins, "float32")
     if not judge:
+        session.ours.free()
         return None
     pinned.add(session.ours, "float32")
+    session.ours.free()
     return pinned.finish()
 
 
@@ -166,9 +166,8 @@ def _probe(session: Session, say: Progress, judge: bool) -> StageResult | None:
         say(f"probes: {case.name}")
         if judge:
             stage.add(case, capture)
+        measure_noise(session, case, capture)
         del capture
-    say("the reference against itself")
-    measure_session_noise(session)
     return stage.finish() if judge else None
 
 
@@ -201,12 +200,15 @@ def _timed(stages: dict[str, StageResult], name: str) -> Iterator[Callable[[Stag
 
 @contextmanager
 def _threads_for(reference: Reference) -> Iterator[None]:
-    """One thread for tiny models, whose products are too small to share."""
+    """One thread for small models, whose products are too small to share; of the processors, those that are idle.
+
+    Threads that wait for each other on a busy machine cost several times what they give.
+    """
     import torch
 
     before = torch.get_num_threads()
-    if sum(parameter.numel() for parameter in reference.model.parameters()) <= TINY_MODEL:
-        torch.set_num_threads(1)
+    idle = round((os.cpu_count() or 1) - os.getloadavg()[0])
+    torch.set_num_threads(1 if reference.is_small else max(1, min(before, idle)))
     try:
         yield
     finally:

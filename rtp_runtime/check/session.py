@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rtp_runtime.check.capture import Capture
-from rtp_runtime.check.noise import Noise, measure_noise
+from rtp_runtime.check.noise import Noise, add_noise
 from rtp_runtime.check.options import CheckOptions
-from rtp_runtime.check.ours import OurModel
+from rtp_runtime.check.ours import OurModel, Output
 from rtp_runtime.check.prompts import Prompt, PromptLimits, draw_prompt, make_prompts
 from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.structure import LayerKind, layer_kinds
@@ -63,6 +63,10 @@ class Session:
     num_experts: dict[str, int] = field(default_factory=dict)
     first_ties: dict[str, int] = field(default_factory=dict)
     """Prompt -> its first token whose experts changed by a tie; logits from there on say nothing."""
+    noisy: set[str] = field(default_factory=set)
+    """Names of the prompts on which the reference is compared with itself."""
+    whole: dict[str, Output] = field(default_factory=dict)
+    """What ordinary runs of the prompts gave, one after another."""
     order: list[str] = field(default_factory=list)
     consumers: dict[str, int] = field(default_factory=dict)
 
@@ -91,6 +95,8 @@ def make_cases(
     options = session.options
     prompts = make_prompts(limits, options.seed, encode, options.prompts)
     prompts = [prompt for prompt in prompts if max(prompt.ids) < limits.vocab_size]
+    longest = max(prompts, key=len)
+    session.noisy = {longest.name} | ({prompts[0].name} if session.reference.is_small else set())
     for prompt in prompts:
         yield _make_case(session, prompt)
     for number in range(MAX_EXPERT_PROMPTS):
@@ -136,8 +142,13 @@ def _note_experts(session: Session, capture: Capture) -> None:
             session.num_experts[name] = int(weight.shape[0])
 
 
-def measure_session_noise(session: Session) -> None:
-    """The reference against itself, on its longest and its shortest prompt."""
-    by_length = sorted(session.cases, key=lambda case: len(case.sequence))
-    chosen = {case.name: case.sequence for case in (by_length[0], by_length[-1])}
-    session.noise = measure_noise(session.reference, chosen)
+def measure_noise(session: Session, case: Case, capture: Capture) -> None:
+    """The reference against itself, on the prompts that were chosen for it."""
+    if case.name not in session.noisy:
+        return
+    question = ("noise", case.sequence)
+    known = session.reference.known
+    if question not in known:
+        known[question] = Noise()
+        add_noise(known[question], session.reference, case.sequence, case.logits, capture)
+    session.noise.merge(known[question])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from rtp_runtime.check.capture import Capture
+from rtp_runtime.check.capture import Capture, holds_something
 from rtp_runtime.check.names import holds_layers, relative_name
 
 
@@ -51,18 +51,14 @@ def layer_window(capture: Capture, layer: str) -> int | None:
 def parametered(model: nn.Module, called: Iterable[str]) -> list[str]:
     """Called modules that hold parameters or tables, themselves or below, in the order given."""
     modules = dict(model.named_modules())
-    return [
-        name
-        for name in called
-        if any(True for _ in modules[name].parameters()) or any(True for _ in modules[name].buffers())
-    ]
+    return [name for name in called if holds_something(modules[name])]
 
 
-def without_counterpart(model: nn.Module, capture: Capture, layers: Mapping[str, int], judged: set[str]) -> list[str]:
+def without_counterpart(
+    model: nn.Module, called: Iterable[str], layers: Mapping[str, int], judged: set[str]
+) -> list[str]:
     """The reference's layers and modules with parameters that nothing of ours answered to, in execution order."""
-    names = [
-        name for name in parametered(model, capture.calls) if name not in judged and not holds_layers(name, layers)
-    ]
+    names = [name for name in parametered(model, called) if name not in judged and not holds_layers(name, layers)]
     return [name for name in names if not any(name.startswith(f"{other}.") for other in names if other in layers)]
 
 
