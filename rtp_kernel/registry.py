@@ -179,17 +179,17 @@ class StepPlans:
     """
 
     def __init__(self) -> None:
-        self._batch: object = None
-        self._plans: dict[Any, Any] = {}
+        self._latest: tuple[object, dict[Any, Any]] = (None, {})
 
     def get(self, batch: object, key: Any, make: Callable[[], Any]) -> Any:
         """The plan under `key` for this batch, made on first request."""
-        if self._batch is not batch:
-            self._batch, self._plans = batch, {}
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = make()
-        return plan
+        latest = self._latest  # one read and one write: another thread's step may come between
+        if latest[0] is not batch:
+            latest = self._latest = (batch, {})
+        plans = latest[1]
+        if key not in plans:
+            plans[key] = make()
+        return plans[key]
 
 
 class OpTable:

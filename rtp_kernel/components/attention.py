@@ -48,6 +48,8 @@ class Attention(Component):
         self.sinks = parameter(num_heads) if sinks else None
         self._write: OpFunction = write_kv
         self._attend: dict[str, OpFunction] = dict.fromkeys(REGIMES, paged_attention)
+        self._options = {"scale": self.scale, "window": window, "soft_cap": soft_cap}
+        self._kind: tuple[Any, ...] = (window,)
         self._plans = StepPlans()
 
     def bind(self, binding: Binding) -> None:
@@ -57,38 +59,36 @@ class Attention(Component):
         self._attend = {
             regime: binding.op("paged_attention", regime=regime, shapes=shapes, options=options) for regime in REGIMES
         }
+        ops = (self._write, *self._attend.values())
+        self._kind = (self.window, *(implementation_of(op).name for op in ops))  # layers of a kind share a step's plans
         self._plans = binding.ops.plans
 
-    def _plan(self, op: OpFunction, batch: ForwardBatch, kv: StateView, regime: str, span: Span | None) -> Any:
-        implementation = implementation_of(op)
-        make = getattr(implementation, "plan", None)
-        if make is None:
-            return None
-        key = (implementation.name, kv.group, kv.data.stride(0), kv.data.stride(1), regime, self.window)
-        return self._plans.get(batch, key, lambda: make(batch, kv, span, self.window))
+    def _plan(self, batch: ForwardBatch, kv: StateView) -> tuple[Any, tuple[tuple[str, Span, Any], ...]]:
+        """What the chosen implementations want to know of the step: for writing, and for each span."""
+
+        def ask(op: OpFunction, span: Span | None) -> Any:
+            make = getattr(implementation_of(op), "plan", None)
+            return None if make is None else make(batch, kv, span, self.window)
+
+        return ask(self._write, None), tuple(
+            (regime, span, ask(self._attend[regime], span)) for regime, span in spans(batch)
+        )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, kv: StateView) -> Tensor:
-        self._write(k, v, kv, batch, plan=self._plan(self._write, batch, kv, "write", None))
-        parts = []
-        for regime, span in spans(batch):
-            op = self._attend[regime]
-            rows = q if len(span.rows) == q.shape[0] else q[span.rows.start : span.rows.stop]
-            parts.append(
-                op(
-                    rows,
-                    kv,
-                    batch,
-                    span,
-                    scale=self.scale,
-                    window=self.window,
-                    sinks=self.sinks,
-                    soft_cap=self.soft_cap,
-                    plan=self._plan(op, batch, kv, regime, span),
-                )
+        key = (self._kind, kv.group, kv.tokens_per_entry, kv.data.shape, kv.data.stride())
+        write_plan, parts = self._plans.get(batch, key, lambda: self._plan(batch, kv))
+        self._write(k, v, kv, batch, plan=write_plan)
+        if len(parts) == 1:
+            regime, span, plan = parts[0]
+            out: Tensor = self._attend[regime](q, kv, batch, span, sinks=self.sinks, plan=plan, **self._options)
+            return out.flatten(1)
+        outs = [
+            self._attend[regime](
+                q[span.rows.start : span.rows.stop], kv, batch, span, sinks=self.sinks, plan=plan, **self._options
             )
-        if not parts:
-            return q.flatten(1)
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+            for regime, span, plan in parts
+        ]
+        return torch.cat(outs).flatten(1) if outs else q.flatten(1)
 
     def extra_repr(self) -> str:
         return f"heads={self.num_heads}/{self.num_kv_heads}, dim={self.head_dim}, window={self.window}"
