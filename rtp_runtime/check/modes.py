@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rtp_runtime.check.logits_stage import compare_logits, compare_tokens, logits_finding, note_tokens, summarise_logits
+from rtp_runtime.check.logits_stage import (
+    compare_logits,
+    compare_tokens,
+    logits_finding,
+    note_tokens,
+    summarise_logits,
+    whole_runs,
+)
 from rtp_runtime.check.ours import ModuleError, Schedule
 from rtp_runtime.check.probe_stage import raised
 from rtp_runtime.check.probe_table import ProbeTable
