@@ -21,6 +21,7 @@ from rtp_runtime.errors import CheckpointError, UnsupportedModelError
 from rtp_runtime.model.assessment import find_served
 from rtp_runtime.model.config import ModelConfig
 from rtp_runtime.plugins import Plugins
+from rtp_runtime.testing.compare import one_thread
 
 Verdict = Literal["covered", "usable", "refused"]
 
@@ -77,6 +78,11 @@ def assess(config: ModelConfig, weights: Path | None = None, *, trust_remote_cod
         ConfigError: names that cannot name a plugin, or a config that transformers cannot read.
         CheckpointError: damaged files.
     """
+    with one_thread():
+        return _assess(config, weights, trust_remote_code)
+
+
+def _assess(config: ModelConfig, weights: Path | None, trust_remote_code: bool) -> Assessment:
     names = plugin_names(config.raw.get("model_type"), config.architecture)
     try:
         cls = reference_class(

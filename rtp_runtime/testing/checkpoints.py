@@ -1,4 +1,7 @@
-"""Tiny random checkpoints of any transformers decoder, made from its config alone."""
+"""Tiny random checkpoints of any transformers decoder, made from its config alone.
+
+python -m rtp_runtime.testing.checkpoints CONFIG DIRECTORY
+"""
 
 from __future__ import annotations
 
@@ -38,3 +41,18 @@ def tiny_checkpoint(config: str | Path | Mapping[str, Any], directory: str | Pat
     Path(directory).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     return Path(directory)
+
+
+def _main() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser(description="Write a tiny random checkpoint of the model that a config describes.")
+    parser.add_argument("config", type=Path, help="a config.json, or a directory that holds one")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    tiny_checkpoint(arguments.config, arguments.directory, arguments.seed)
+
+
+if __name__ == "__main__":
+    _main()

@@ -7,7 +7,7 @@ class TestLlama(ModelConformance):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from rtp_runtime.testing.compare import (
     assert_greedy_matches,
     assert_logits_match,
     assert_modes_match,
+    one_thread,
 )
 
 
@@ -32,11 +33,12 @@ class ModelConformance:
     """Plugin modules to load besides those that are installed; a failure of theirs is an error."""
 
     @pytest.fixture(scope="class")
-    def case(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    def case(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
         """The checkpoint, loaded by both sides; loading it has audited it."""
         cls = request.cls
-        directory = tiny_checkpoint(cls.config, tmp_path_factory.mktemp("checkpoint"))
-        return Case.load(directory, cls.plugins)
+        with one_thread():
+            directory = tiny_checkpoint(cls.config, tmp_path_factory.mktemp("checkpoint"))
+            yield Case.load(directory, cls.plugins)
 
     def test_whole_prompts_match_the_reference(self, case: Case) -> None:
         with case.engine() as llm:
