@@ -56,7 +56,7 @@ def whole_runs(session: Session) -> dict[str, Output]:
     """
     if not session.whole:
         prompts = {case.name: case.prompt.ids for case in session.cases}
-        session.whole = session.model.run(prompts, session.options.num_new_tokens)
+        session.whole = session.model.run(prompts, session.num_new_tokens)
     return session.whole
 
 

@@ -69,7 +69,7 @@ def run_modes(session: Session, localise: bool = True) -> StageResult:
 def affordable(session: Session, mode: Mode) -> list[Case]:
     """The cases that a mode runs: all while steps are cheap, else the longest ones that fit, at least the shortest."""
     left = float(CHEAP_STEPS if session.reference.is_small else FEW_STEPS)
-    decode = 0 if mode.schedule.together else session.options.num_new_tokens
+    decode = 0 if mode.schedule.together else session.num_new_tokens
     chosen = []
     for case in sorted(session.cases, key=lambda case: len(case.prompt), reverse=True):
         steps = len(case.prompt) * mode.steps_per_token + decode
@@ -86,7 +86,7 @@ def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[
     try:
         ordinary = mode.schedule == Schedule()
         run = session.model.run
-        outputs = whole_runs(session) if ordinary else run(prompts, session.options.num_new_tokens, mode.schedule)
+        outputs = whole_runs(session) if ordinary else run(prompts, session.num_new_tokens, mode.schedule)
     except ModuleError as failure:
         stage.findings.append(raised(session, failure, "modes", f"in mode {mode.name}"))
         return False
@@ -113,7 +113,7 @@ def probe_mode(session: Session, mode: Mode, cases: Sequence[Case]) -> list[Find
     run = ProbeRun(model.module, table, captures, matcher, fused)
     try:
         with run.attached(model.ops):
-            model.run({case.name: case.prompt.ids for case in cases}, session.options.num_new_tokens, mode.schedule)
+            model.run({case.name: case.prompt.ids for case in cases}, session.num_new_tokens, mode.schedule)
     except ModuleError:
         return []
     found = table.findings(session.noise.module_tolerance, "modes", mode.name)

@@ -37,7 +37,7 @@ class CheckOptions:
     """Of the drawn prompts."""
     lengths: tuple[int, ...] = PROMPT_LENGTHS
     """Tokens of the drawn prompts; the last one's is raised where a window has to be crossed."""
-    num_new_tokens: int = 8
+    num_new_tokens: int = 12
     """Length of the greedy continuations."""
 
     def __post_init__(self) -> None:

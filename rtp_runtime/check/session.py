@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 MAX_EXPERT_PROMPTS = 12
 """Prompts drawn, at most, to visit the experts that no other prompt visits."""
-WINDOW_SEARCH = 4096
-"""Longest forward by which a sliding window is looked for."""
+NEW_TOKENS_OF_LARGE = 8
 
 Progress = Callable[[str], None]
 
@@ -75,6 +74,12 @@ class Session:
         assert self.ours is not None, "our model is loaded after the audit"
         return self.ours
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Length of the continuations: steps of large models are dear."""
+        wanted = self.options.num_new_tokens
+        return wanted if self.reference.is_small else min(wanted, NEW_TOKENS_OF_LARGE)
+
     def rank_after_layers(self) -> float:
         """Place right after the last decoder layer."""
         return float(
@@ -107,7 +112,7 @@ def make_cases(
 
 def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> PromptLimits:
     """Lengths that the config allows, and the windows to cross, as the reference's masks show them."""
-    reference, room = session.reference, max_positions - session.options.num_new_tokens
+    reference, room = session.reference, max_positions - session.num_new_tokens
     configs = (reference.config, session.model.loaded.config.hf)
     declared = [getattr(config.get_text_config(), "sliding_window", None) for config in configs]
     windows = tuple(window for window in declared if isinstance(window, int) and window > 0)
@@ -115,7 +120,7 @@ def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> Prom
 
 
 def _make_case(session: Session, prompt: Prompt) -> tuple[Case, Capture]:
-    continuation = session.reference.continuation(prompt.ids, session.options.num_new_tokens)
+    continuation = session.reference.continuation(prompt.ids, session.num_new_tokens)
     logits, capture = session.reference.capture((*prompt.ids, *continuation.tokens[:-1]))
     if not session.order or len(capture.order) > len(session.order):
         session.order, session.consumers = capture.order, capture.consumers

@@ -68,7 +68,11 @@ class AttentionScale(Qwen3ForCausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(config, build)
-        self.model.layers[1].self_attn.attn.scale *= 1.00005
+        inner = self.model.layers[1].self_attn.attn
+        scale = inner.scale * 1.00005
+        self.model.layers[1].self_attn.attn = Attention(
+            inner.num_heads, inner.num_kv_heads, inner.head_dim, scale=scale
+        )
 
 
 class NormPlusOne(Qwen3ForCausalLM):
