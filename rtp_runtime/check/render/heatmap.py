@@ -82,6 +82,8 @@ def draw_heatmap(measures: Sequence[Measure], first_wrong: tuple[str, int | None
     top = int(longest * CHARACTER * math.sin(math.radians(TOP_LABEL_ANGLE))) + 22
     right = int(longest * CHARACTER * math.cos(math.radians(TOP_LABEL_ANGLE)))
     width = LABEL_WIDTH + CELL_WIDTH * len(grid.columns) + right
+    wrong = (measure for measure in measures if (measure.name, measure.layer) == first_wrong and not measure.ok)
+    first = next(wrong, None)
     parts = [_column_label(name, place, top) for place, name in enumerate(grid.columns)]
     for row, label in enumerate(grid.rows):
         y = top + row * height
@@ -91,7 +93,8 @@ def draw_heatmap(measures: Sequence[Measure], first_wrong: tuple[str, int | None
         )
         for column, name in enumerate(grid.columns):
             measure = grid.cells.get((label, name))
-            parts.append(_cell(measure, LABEL_WIDTH + column * CELL_WIDTH, y, height, first_wrong))
+            framed = measure is not None and measure is first
+            parts.append(_cell(measure, LABEL_WIDTH + column * CELL_WIDTH, y, height, framed))
     total = top + height * len(grid.rows) + 8
     return (
         f'<svg class="heatmap" viewBox="0 0 {width} {total}" width="{width}" height="{total}" role="img" '
@@ -104,12 +107,11 @@ def _column_label(name: str, place: int, top: int) -> str:
     return f'<text class="label" transform="translate({x:.0f},{y}) rotate(-{TOP_LABEL_ANGLE})">{escape(name)}</text>'
 
 
-def _cell(measure: Measure | None, x: int, y: int, height: int, first_wrong: tuple[str, int | None] | None) -> str:
+def _cell(measure: Measure | None, x: int, y: int, height: int, framed: bool) -> str:
     box = f'x="{x + 1}" y="{y + 1}" width="{CELL_WIDTH - 2}" height="{height - 2}" rx="3"'
     if measure is None:
         return f'<rect class="absent" {box}/>'
-    first = first_wrong == (measure.name, measure.layer) and not measure.ok
-    mark = ' class="first"' if first else ""
+    mark = ' class="first"' if framed else ""
     note = "" if measure.ok or measure.inputs_agree else " – its inputs differ already"
     title = f"{measure.name} ({measure.column}): {measure.error:.2e}, allowed {measure.tolerance:.0e}{note}"
     return f'<rect{mark} {box} fill="{colour(measure.error, measure.tolerance)}"><title>{escape(title)}</title></rect>'

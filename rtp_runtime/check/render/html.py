@@ -9,7 +9,7 @@ from rtp_runtime.check.render.heatmap import draw_heatmap, draw_legend
 from rtp_runtime.check.render.words import coverage_rows, headline, mode_rows, next_step, reference_rows, size
 from rtp_runtime.check.report import CheckReport, Finding, Measure
 
-MAX_FINDINGS = 30
+MAX_FINDINGS = 16
 
 
 def render_html(report: CheckReport) -> str:

@@ -79,8 +79,8 @@ def next_step(report: CheckReport) -> str:
     first = report.first_wrong
     if first is not None:
         if first.stage == "audit":
-            return f"Compare the tensors with `rtp inspect {report.model} --weights`."
-        return f"Read {first.module} in the plugin beside the same class of the reference."
+            return f"Next: compare the tensors with rtp inspect {report.model} --weights"
+        return f"Next: read {first.module} in the plugin beside the same class of the reference."
     if report.verdict == NOT_JUDGED:
-        return "Run the check again with all stages, or see why each item could not be judged."
-    return f"Run it: `rtp generate {report.model} …`."
+        return "Next: run the check with all stages, or see why each item could not be judged."
+    return f"Next: rtp generate {report.model}"
