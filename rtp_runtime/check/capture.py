@@ -127,6 +127,9 @@ def per_token(tensor: Tensor, num_tokens: int) -> Tensor | None:
         return tensor
     if tensor.ndim > 1 and tensor.shape[:2] == (1, num_tokens):
         return tensor[0]
+    # [1, heads, tokens, dim], as where heads are normed after they were turned; a mask [1, 1, tokens, keys] is not.
+    if tensor.ndim == 4 and tensor.shape[0] == 1 and tensor.shape[2] == num_tokens != tensor.shape[3]:
+        return tensor[0].transpose(0, 1)
     return None
 
 

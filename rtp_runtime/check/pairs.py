@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,7 +53,31 @@ def pair_tensors(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Pairing
             unmatched.append(tensor)
         else:
             pairs.append(Pair(tensor, left.pop(found)))
-    return Pairing(tuple(pairs), tuple(unmatched), tuple(left))
+    whole = _joined(unmatched, left)
+    if whole is not None:
+        pairs.append(whole)
+        unmatched = []
+    return Pairing(tuple(_aligned(pair) for pair in pairs), tuple(unmatched), tuple(left))
+
+
+def _joined(ours: Sequence[Tensor], reference: list[Tensor]) -> Pair | None:
+    """Parts of ours that the reference has as one tensor (q, k, v of a fused projection), in their order."""
+    if len(ours) < 2:
+        return None
+    whole = torch.cat([tensor.flatten(1) for tensor in ours], dim=-1)
+    found = next((i for i, other in enumerate(reference) if _alike(whole, other)), None)
+    return None if found is None else Pair(whole, reference.pop(found))
+
+
+def _aligned(pair: Pair) -> Pair:
+    """Rotary tables in one arrangement: angles that stand twice in each, as halves in ours, side by side in theirs."""
+    ours, theirs = pair.ours, pair.reference
+    half = ours.shape[-1] // 2
+    if ours.shape != theirs.shape or ours.ndim < 2 or ours.shape[-1] % 2 or not len(ours):
+        return pair
+    if not torch.equal(theirs[..., 0::2], theirs[..., 1::2]) or not torch.equal(ours[..., :half], ours[..., half:]):
+        return pair
+    return replace(pair, ours=ours[..., :half], reference=theirs[..., 0::2])
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

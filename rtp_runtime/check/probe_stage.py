@@ -29,6 +29,8 @@ class ProbeStage:
         self._failures: list[Finding] = []
         self._called: list[str] = []
         """The reference's modules that ran, in order."""
+        self._repeated: set[str] = set()
+        """Those that ran more than once, as a rotary module with a table for each kind of layer."""
         self._fused: FusedOutputs | None = None
 
     def add(self, case: Case, capture: Capture) -> None:
@@ -48,6 +50,7 @@ class ProbeStage:
             self._failures.append(raised(session, failure, "probes", f"while it ran {case.name}"))
         session.first_ties |= run.tie_tokens
         self._called = list(capture.calls)
+        self._repeated |= capture.repeated
 
     def _judge_head(self, case: Case, capture: Capture) -> None:
         """The output head on the reference's own last hidden state."""
@@ -100,7 +103,9 @@ class ProbeStage:
         for name in absent:
             layer = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
             direct = layer is not None and "." not in name[len(layer) + 1 :]
-            stage.not_judged.append(NotJudged(name, ABSENT, required=direct or layer_of(name, layers) is None))
+            # What a module outside the layers gives in several calls is judged where it is used.
+            outside = layer_of(name, layers) is None and name not in self._repeated
+            stage.not_judged.append(NotJudged(name, ABSENT, required=direct or outside))
 
     def _odd_layer(self, name: str, who: str) -> Finding:
         session = self._session
