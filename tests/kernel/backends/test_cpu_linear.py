@@ -94,9 +94,11 @@ def test_float32_packed_keeps_float32_accuracy() -> None:
     assert _rms(PackedLinear()(x, PackedLinear().prepare(weight)) - want) / _rms(want) < 1e-6
 
 
-def test_one_of_both_serves_every_cpu() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        context = OpContext(device="cpu", dtype=dtype)
-        assert default_registry().select("linear", context).implementation.name.startswith("cpu_onednn")
+def test_one_of_both_serves_bfloat16_on_every_cpu_and_float32_stays_plain() -> None:
+    names = [
+        default_registry().select("linear", OpContext(device="cpu", dtype=dtype)).implementation.name
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    assert names[0].startswith("cpu_onednn") and names[1] == "reference"
     refused = PackedLinear().supports(OpContext(device="cuda", dtype=torch.float16, deterministic=True))
     assert len(refused.reasons) == 3

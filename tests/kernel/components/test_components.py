@@ -14,6 +14,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts, Qwen2MoeSparseMoeBlock, Qwen2MoeTopKRouter
 
+from rtp_kernel.backends.cpu.linear import PackedLinear
 from rtp_kernel.components import (
     Attention,
     Embedding,
@@ -31,13 +32,34 @@ from rtp_kernel.components import (
     bind_components,
     prepare_components,
 )
-from rtp_kernel.registry import OpFunction, OpSelectionError, OpTable, default_registry
+from rtp_kernel.registry import (
+    OpContext,
+    OpFunction,
+    OpRegistry,
+    OpSelectionError,
+    OpTable,
+    Support,
+    default_registry,
+)
 
 LLAMA = LlamaConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, head_dim=8, mlp_bias=True)
 
 
+class Packed(PackedLinear):
+    """Taken for float32 too, so that preparing is held to float32's accuracy."""
+
+    def supports(self, context: OpContext) -> Support:
+        return Support.unless(context.deterministic and "its result for a row depends on the number of rows")
+
+
+def _registry() -> OpRegistry:
+    registry = default_registry()
+    registry.add("linear", Packed())
+    return registry
+
+
 def _bound(module: nn.Module, dtype: torch.dtype = torch.float32, **options: Any) -> OpTable:
-    table = OpTable(default_registry(), device="cpu", dtype=dtype, **options)
+    table = OpTable(_registry(), device="cpu", dtype=dtype, **options)
     bind_components(module, table, "cpu", dtype)
     return table
 
@@ -309,7 +331,7 @@ def test_a_recording_table_sees_every_op() -> None:
             return recorded
 
     mlp = _fill(GatedMLP(32, 48))
-    table = Recording(default_registry(), device="cpu", dtype=torch.float32)
+    table = Recording(_registry(), device="cpu", dtype=torch.float32)
     bind_components(mlp, table, "cpu", torch.float32)
     prepare_components(mlp)
     out = mlp(torch.randn(3, 32))
