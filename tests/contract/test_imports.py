@@ -73,7 +73,7 @@ def test_tests_of_the_runtime_import_no_plugin(root: Path) -> None:
     broken = [
         str(path.relative_to(root))
         for path in sorted((root / "tests").rglob("*.py"))
-        if "e2e" not in path.parts
+        if "check_faults" not in path.parts  # faulty copies of a plugin's models, for the checker to find
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rtp_plugin_"))
         or (isinstance(node, ast.Import) and any(alias.name.startswith("rtp_plugin_") for alias in node.names))
