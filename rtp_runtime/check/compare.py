@@ -22,7 +22,7 @@ NOISE_FACTOR = 3.0
 
 
 ROWS = 64
-"""Rows of logits that are compared at a time."""
+"""Rows that are compared at a time."""
 
 
 def tolerance(base: float, noise: float) -> float:
@@ -44,8 +44,12 @@ class RelativeError:
 
     def add(self, ours: Tensor, reference: Tensor, index: Tensor) -> None:
         """Add rows: `ours` and `reference` [rows, *any of equal size], `index` [rows] their tokens' places."""
-        if not ours.shape[0]:
-            return
+        # In pieces: sums in float64 of a large vocabulary's logits are large.
+        for place in range(0, len(ours), ROWS):
+            piece = slice(place, place + ROWS)
+            self._add(ours[piece], reference[piece], index[piece])
+
+    def _add(self, ours: Tensor, reference: Tensor, index: Tensor) -> None:
         ours, reference = ours.reshape(len(ours), -1).float(), reference.reshape(len(reference), -1).float()
         rows = torch.linalg.vector_norm(ours - reference, dim=1, dtype=torch.float64)  # [rows]
         self.num_tokens += len(rows)
@@ -83,7 +87,7 @@ def logits_error(ours: Tensor, reference: Tensor) -> LogitsError:
     """Compare [tokens, vocab] with [tokens, vocab]. A value that is not finite, or another shape, is infinitely far."""
     if ours.shape != reference.shape:
         return LogitsError(math.inf, None)
-    # In pieces: logits of a large vocabulary are large, and their difference would be once more.
+    # In pieces, as their difference would be as large once more.
     starts = range(0, len(ours), ROWS)
     pieces = [(ours[place : place + ROWS] - reference[place : place + ROWS]).abs().amax(dim=-1) for place in starts]
     rows = torch.cat(pieces)  # [tokens]

@@ -5,16 +5,17 @@ A numeric comparison cannot see all of this: a rotary table in bfloat16 is what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rtp_runtime.check.compare import RelativeError
 from rtp_runtime.check.names import layer_of, parent_of
-from rtp_runtime.check.ours import OurModel, load_ours
+from rtp_runtime.check.ours import OurModel
 from rtp_runtime.check.report import Finding, Measure, NotJudged, StageResult
 from rtp_runtime.check.session import Session
 from rtp_runtime.errors import RtpError
@@ -30,7 +31,7 @@ class Pinned:
 
 
 class PinnedStage:
-    """Compares model after model; `finish` gives the result."""
+    """Compares module after module; `finish` gives the result."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -38,21 +39,25 @@ class PinnedStage:
         self._seen: set[str] = set()
 
     def serving(self) -> None:
-        """Load our model in the serving dtype, compare, and drop it."""
+        """Compare what our model is in the serving dtype, without its weights: tables and dtypes need none."""
         dtype = serving_dtype(self._session)
         try:
-            self.add(load_ours(self._session.options.model, self._session.plugins, dtype), dtype)
+            module = _build(self._session, dtype)
         except RtpError as error:
-            self._stage.not_judged.append(NotJudged(f"pinned tensors in {dtype}", str(error), required=True))
+            self._stage.not_judged.append(NotJudged(f"tables in {dtype}", str(error), required=True))
+        else:
+            self._add(module, dtype, _tables(self._session, module))
 
-    def add(self, model: OurModel, dtype: str) -> None:
-        """Compare the tables and pinned tensors of one model."""
-        for pinned in (*_tables(self._session, model), *_weights(model)):
+    def loaded(self, model: OurModel) -> None:
+        """Compare the tables and pinned tensors of the loaded float32 model."""
+        self._add(model.module, "float32", (*_tables(self._session, model.module), *_weights(model)))
+
+    def _add(self, module: nn.Module, dtype: str, compared: Iterable[Pinned]) -> None:
+        for pinned in compared:
             self._compare(pinned, dtype)
-        for name, found in _kept_in_float32(self._session, model):
-            self._fail(
-                name, found, torch.empty(0), dtype, 1.0, f"the reference keeps it in float32, ours is {found.dtype}"
-            )
+        for name, found in _kept_in_float32(self._session, module):
+            how = f"the reference keeps it in float32, ours is {found.dtype}"
+            self._fail(name, dtype, 1.0, how)
 
     def finish(self) -> StageResult:
         """Say what was compared."""
@@ -69,23 +74,15 @@ class PinnedStage:
         self._seen.add(pinned.name)
         ours, wanted = pinned.ours, pinned.wanted
         if ours.shape != wanted.shape:
-            self._fail(
-                pinned.name,
-                ours,
-                wanted,
-                dtype,
-                float("inf"),
-                f"{list(ours.shape)}, the reference has {list(wanted.shape)}",
-            )
+            how = f"{list(ours.shape)}, the reference has {list(wanted.shape)}"
+            self._fail(pinned.name, dtype, math.inf, how)
         elif ours.dtype != wanted.dtype or not torch.equal(ours, wanted):
             error = RelativeError()
-            error.add(ours.reshape(1, -1).double(), wanted.reshape(1, -1).double(), torch.zeros(1, dtype=torch.int64))
-            how = (
-                f"{ours.dtype} for {wanted.dtype}"
-                if ours.dtype != wanted.dtype
-                else f"{int((ours != wanted).sum())} of {ours.numel()} values"
-            )
-            self._fail(pinned.name, ours, wanted, dtype, error.value, how)
+            error.add(ours.reshape(1, -1), wanted.reshape(1, -1), torch.zeros(1, dtype=torch.int64))
+            how = f"{int((ours != wanted).sum())} of {ours.numel()} values differ"
+            if ours.dtype != wanted.dtype:
+                how = f"{ours.dtype}, the reference has {wanted.dtype}"
+            self._fail(pinned.name, dtype, error.value, how)
         else:
             self._measure(pinned.name, 0.0)
 
@@ -93,7 +90,7 @@ class PinnedStage:
         layer = layer_of(name, self._session.reference.layers)
         self._stage.measures.append(Measure(parent_of(name), layer, name.rpartition(".")[2], error, 0.0))
 
-    def _fail(self, name: str, ours: Tensor, wanted: Tensor, dtype: str, error: float, how: str) -> None:
+    def _fail(self, name: str, dtype: str, error: float, how: str) -> None:
         session, module = self._session, parent_of(name)
         inside = layer_of(module, session.reference.layers)
         self._measure(name, error)
@@ -116,16 +113,30 @@ def serving_dtype(session: Session) -> str:
     wanted = session.options.dtype
     if wanted != "auto":
         return wanted
-    declared = str(getattr(session.reference.config, "dtype", None) or "float32").removeprefix("torch.")
     from rtp_runtime.model import load_config
 
-    declared = load_config(session.options.model).declared_dtype() or declared
+    declared = load_config(session.options.model).declared_dtype()
     return declared if declared in ("bfloat16", "float16") else "bfloat16"
 
 
-def _tables(session: Session, model: OurModel) -> Iterator[Pinned]:
+def _build(session: Session, dtype: str) -> nn.Module:
+    """Our module in this dtype, bound but not loaded."""
+    from rtp_runtime.model import load_config
+    from rtp_runtime.model.assessment import find_served
+    from rtp_runtime.model.building import bind_module, build_module, make_op_table
+    from rtp_runtime.weights.dtypes import torch_dtype
+
+    served = find_served(load_config(session.options.model), session.plugins)
+    run_dtype = torch_dtype(dtype)
+    module = build_module(served.definition, served.implementation, served.config, run_dtype)
+    ops = make_op_table(session.plugins, "cpu", run_dtype)
+    bind_module(served.definition, module, ops, torch.device("cpu"), run_dtype)
+    return module
+
+
+def _tables(session: Session, module: nn.Module) -> Iterator[Pinned]:
     """The reference's tables (buffers that no checkpoint holds) of which ours has one of the same name."""
-    ours = dict(model.module.named_buffers())
+    ours = dict(module.named_buffers())
     stored = set(session.reference.model.state_dict())
     for name, wanted in session.reference.model.named_buffers():
         if name in ours and name not in stored:
@@ -151,12 +162,12 @@ def _weights(model: OurModel) -> Iterator[Pinned]:
             yield Pinned(parameter.name, view.reshape(wanted.shape), wanted)
 
 
-def _kept_in_float32(session: Session, model: OurModel) -> Iterator[tuple[str, Tensor]]:
+def _kept_in_float32(session: Session, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Our parameters and buffers that are narrower than float32 where the reference insists on it."""
     kept: set[str] = set()
     for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"):
         kept |= set(getattr(session.reference.model, attribute, None) or ())
     known = set(session.reference.model.state_dict())
-    for name, tensor in (*model.module.named_parameters(), *model.module.named_buffers()):
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name in known and kept & set(name.split(".")) and tensor.dtype != torch.float32:
             yield name, tensor

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rtp_runtime.errors import UsageError
+
 PROMPT_LENGTHS = (24, 61, 320)
 """Tokens of the drawn prompts, where the model has room; the last is the length of the longest prompt in any case."""
 MAX_WINDOW_PROMPT = 4096
@@ -57,6 +59,10 @@ def make_prompts(
     limits: PromptLimits, seed: int, encode: Callable[[str], Sequence[int]] | None, texts: Sequence[str] = ()
 ) -> list[Prompt]:
     """Prompts of several lengths, the longest last. `encode` is the tokenizer's, `texts` the user's own prompts."""
+    if encode is None and texts:
+        raise UsageError(
+            f"the prompt {texts[0]!r} cannot be read: this checkpoint has no tokenizer; leave --prompt out"
+        )
     if encode is None:
         lengths = (*limits.lengths[:-1], limits.long)
         return [draw_prompt(limits, min(n, limits.max_tokens), seed + i) for i, n in enumerate(lengths)]

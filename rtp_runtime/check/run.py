@@ -33,11 +33,14 @@ def run_check(
     Raises:
         RtpError: a check that cannot be made at all.
     """
+    from rtp_runtime.model import load_config
     from rtp_runtime.plugins import load_plugins
 
     started = time.monotonic()
     say = progress or _silent
     plugins = load_plugins(options.plugins)
+    # Before the reference is loaded, which takes seconds: does any plugin serve this model at all?
+    plugins.resolve(load_config(options.model).architecture)
     say("loading the reference")
     session = Session(options, plugins, reference or _load_reference(options))
     with _threads_for(session.reference):
@@ -142,7 +145,7 @@ def _compare_numbers(session: Session, stages: dict[str, StageResult], say: Prog
 
 
 def _load(session: Session, say: Progress, judge: bool) -> StageResult | None:
-    """Load our model, in the serving dtype for the pinned stage alone, then in float32 for good."""
+    """Load our model; its tables are compared in the serving dtype before, and in float32 after."""
     say("pinned tensors and tables" if judge else "loading our model")
     pinned = PinnedStage(session)
     if judge:
@@ -151,7 +154,7 @@ def _load(session: Session, say: Progress, judge: bool) -> StageResult | None:
     if not judge:
         session.ours.free()
         return None
-    pinned.add(session.ours, "float32")
+    pinned.loaded(session.ours)
     session.ours.free()
     return pinned.finish()
 

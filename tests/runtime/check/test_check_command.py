@@ -62,6 +62,7 @@ def test_terminal_report_starts_with_the_verdict(
         (["{model}", "--skip", "logits", "--stages", "audit"], "contradict"),
         (["{model}", "--dtype", "int3"], "give one of"),
         (["{model}", "--prompt", ""], "empty prompt"),
+        (["{model}", "--prompt", "hello", "--stages", "probes"], "no tokenizer"),
         (["{model}", "--html", "/nowhere/report.html"], "there is no directory"),
         (["{model}", "--reference", "/nowhere"], "no such directory"),
     ],
