@@ -35,13 +35,13 @@ class RMSNorm(Component):
 
 
 class LayerNorm(Component):
-    """x [..., dim] -> [..., dim]; `weight` [dim], `bias` [dim] or None."""
+    """x [..., dim] -> [..., dim]; `weight` [dim] or None, `bias` [dim] or None."""
 
-    def __init__(self, dim: int, eps: float, bias: bool = True) -> None:
+    def __init__(self, dim: int, eps: float, bias: bool = True, weight: bool = True) -> None:
         super().__init__()
         self.dim = dim
         self.eps = eps
-        self.weight = parameter(dim)
+        self.weight = parameter(dim) if weight else None
         self.bias = parameter(dim) if bias else None
         self._op: OpFunction = layer_norm
 

@@ -358,3 +358,10 @@ def test_a_recording_table_sees_every_op() -> None:
 def test_arguments_that_cannot_be_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_layer_norm_may_have_no_parameters() -> None:
+    norm = LayerNorm(16, 1e-5, bias=False, weight=False)
+    x = torch.randn(3, 16)
+    assert not list(norm.parameters())
+    torch.testing.assert_close(norm(x), torch.nn.LayerNorm(16, 1e-5, elementwise_affine=False)(x))
