@@ -35,7 +35,7 @@ def _order(layer: Layer) -> str:
 
 def _norm(norm: Norm) -> str:
     kind = "RMSNorm" if norm.kind == "rms" else "LayerNorm"
-    weight = " (1 + w)" if norm.offset else " with bias" if norm.bias else ""
+    weight = " (1 + w)" if norm.offset else " with bias" if norm.bias else "" if norm.weight else " without weight"
     return f"{kind}{weight}, eps {norm.eps}"
 
 

@@ -28,6 +28,7 @@ class Norm:
     offset: bool = False
     """Multiplies by 1 + w."""
     bias: bool = False
+    weight: bool = True
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rtp_runtime.enable.code import WIDTH
 from rtp_runtime.enable.findings import Layer
 
 
@@ -12,12 +13,16 @@ def layer_forward(layer: Layer, factors: Mapping[float, str]) -> list[str]:
 
     `factors`: factor of a sum -> the attribute that holds it.
     """
-    return _Writer(layer, factors).lines()
+    lines = _Writer(layer, factors, keep=set()).lines()
+    if any(len(line) + 8 > WIDTH for line in lines):
+        lines = _Writer(layer, factors, keep={layer.mlp_name}).lines()
+    return lines
 
 
 class _Writer:
-    def __init__(self, layer: Layer, factors: Mapping[float, str]) -> None:
+    def __init__(self, layer: Layer, factors: Mapping[float, str], keep: set[str]) -> None:
         self._layer = layer
+        self._named_anyway = keep
         self._factors = factors
         self._sums = [dict(step.inputs) for step in layer.steps] + [dict(layer.output)]
         self._shorten()
@@ -58,9 +63,10 @@ class _Writer:
         return self._code[name] if factor == 1.0 else f"{self._code[name]} * self.{self._factors[factor]}"
 
     def _keep(self, name: str, place: int) -> bool:
-        """A value with several uses, or attention inside another call, is given a name."""
+        """A value with several uses, and attention that is changed before it is added, are given a name."""
         uses = [terms for terms in self._sums[place + 1 :] if name in terms]
-        return len(uses) > 1 or (name == self._layer.attention_name and len(uses[0]) == 1)
+        changed = len(uses[0]) == 1 or uses[0][name] != 1.0
+        return len(uses) > 1 or name in self._named_anyway or (name == self._layer.attention_name and changed)
 
     def _named(self, name: str, code: str) -> str:
         kinds = {self._layer.attention_name: "attention", self._layer.mlp_name: "feed_forward"}

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from rtp_runtime.enable.code import call, from_import, literal, nested
+from rtp_runtime.enable.code import call, from_import, literal
+from rtp_runtime.enable.declarations import axes, fused_tensors, merged_name, states, weights
 from rtp_runtime.enable.findings import Attention, Decoder, Mlp, Norm, Projection
 from rtp_runtime.enable.forward import layer_forward
+from rtp_runtime.enable.sizes import Sizes
 from rtp_runtime.enable.templates import render
 
 KERNEL = "rtp_kernel.components"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How this config names its head counts and head dim."""
-
-    head_dim: str
-    kv_heads: str
-
-    @classmethod
-    def of(cls, config: Any) -> Sizes:
-        """From the full config: a key that it leaves empty is computed as the reference does."""
-        own_dim = getattr(config, "head_dim", None) is not None
-        own_kv = getattr(config, "num_key_value_heads", None) is not None
-        return cls(
-            "config.head_dim" if own_dim else "config.hidden_size // config.num_attention_heads",
-            "config.num_key_value_heads" if own_kv else "config.num_attention_heads",
-        )
 
 
 def write_model(decoder: Decoder, sizes: Sizes, title: str, modeling_file: str) -> str:
@@ -69,9 +52,10 @@ def _render(d: Decoder, sizes: Sizes, title: str, modeling_file: str, **more: An
         layer_forward=layer_forward(d.layer, {value: _attribute(code) for value, code in d.residual_factors.items()}),
         model_init=_model_init(d, sizes, by_layer),
         model_forward=_model_forward(d),
-        weights=_weights(d),
-        axes=_axes(d, sizes),
-        states=_states(d),
+        fused=fused_tensors(d),
+        weights=weights(d),
+        axes=axes(d, sizes),
+        states=states(d, sizes),
         lists=any(isinstance(value, list) for value in d.pinned.values()),
         **more,
     )
@@ -80,6 +64,7 @@ def _render(d: Decoder, sizes: Sizes, title: str, modeling_file: str, **more: An
 def _norm(norm: Norm, dim: str) -> str:
     kind = "RMSNorm" if norm.kind == "rms" else "LayerNorm"
     more = ", offset=1.0" if norm.offset else ", bias=False" if norm.kind == "layer" and not norm.bias else ""
+    more += "" if norm.weight else ", weight=False"
     return f"{kind}({dim}, {norm.eps}{more})"
 
 
@@ -95,17 +80,13 @@ def _is_component(mlp: Mlp) -> bool:
     return (names or apart) and mlp.down.name == "down_proj" and len(biases) == 1
 
 
-def _merged_name(attention: Attention) -> str:
-    return attention.q.name if attention.fused else "qkv_proj"
-
-
 def _projections(attention: Attention) -> list[str]:
     names = (
         ("q_proj", "k_proj", "v_proj") if attention.fused else (attention.q.name, attention.k.name, attention.v.name)
     )
     parts = ", ".join(f'"{name}": {size}' for name, size in zip(names, ("q_size", "kv_size", "kv_size"), strict=True))
     biased = ["bias=True"] if attention.q.bias else []
-    lines = call(f"self.{_merged_name(attention)} = MergedLinear(", ["config.hidden_size", f"{{{parts}}}", *biased])
+    lines = call(f"self.{merged_name(attention)} = MergedLinear(", ["config.hidden_size", f"{{{parts}}}", *biased])
     return [*lines, f"self.{attention.out.name} = Linear(q_size, config.hidden_size{_bias(attention.out)})"]
 
 
@@ -127,12 +108,12 @@ def _attention_forward(d: Decoder) -> list[str]:
     q, k = "q", "k"
     if a.norm and a.norm_flat:
         lines = [
-            f"q, k, v = self.{_merged_name(a)}(hidden)  # [tokens, heads * dim]",
+            f"q, k, v = self.{merged_name(a)}(hidden)  # [tokens, heads * dim]",
             f"q, k = self.{a.q_norm}(q), self.{a.k_norm}(k)",
             f"q, k, v = {split}(q, k, v)){shapes}",
         ]
     else:
-        lines = [f"q, k, v = {split}self.{_merged_name(a)}(hidden)){shapes}"]
+        lines = [f"q, k, v = {split}self.{merged_name(a)}(hidden)){shapes}"]
         if a.norm and not a.norm_after_rotary:
             q, k = f"self.{a.q_norm}(q)", f"self.{a.k_norm}(k)"
     if d.rope and d.per_layer.rotary_if:
@@ -191,22 +172,20 @@ def _attribute(code: str) -> str:
 
 
 def _model_init(d: Decoder, sizes: Sizes, by_layer: bool) -> list[str]:
-    table = f"{d.embedding_class or 'Embedding'}(config.vocab_size, config.hidden_size"
-    lines = [f"self.{d.embedding_name} = {table}{', scale=' + d.embedding_scale if d.embedding_scale else ''})"]
+    table = ["config.vocab_size", "config.hidden_size", *([f"scale={d.embedding_scale}"] if d.embedding_scale else [])]
+    lines = call(f"self.{d.embedding_name} = {d.embedding_class or 'Embedding'}(", table)
     layer = f"{d.layer.class_name}(config{', layer' if by_layer else ''}) for "
     layer += f"{'layer' if by_layer else '_'} in range(config.num_hidden_layers)"
     lines += call(f"self.{d.layers_name} = nn.ModuleList(", [layer])
     lines.append(f"self.{d.norm_name} = {_norm(d.final_norm, 'config.hidden_size')}")
     if d.rope:
-        dim = sizes.head_dim
+        lines += sizes.local
+        dim = sizes.name
         if d.rope.partial:
-            lines.append(f"head_dim = {dim}")
-            dim = 'int(head_dim * config.rope_parameters["partial_rotary_factor"])'
+            dim = f'int({dim} * config.rope_parameters["partial_rotary_factor"])'
         if d.rope.by_layer_type:
-            lines.append("self.layer_types = config.layer_types")
-            tables = (
-                f"{{kind: RotaryEmbedding({dim}, rope_parameters(config, kind)) for kind in set(self.layer_types)}}"
-            )
+            lines += ["self.layer_types = config.layer_types", "kinds = sorted(set(config.layer_types))"]
+            tables = f"{{kind: RotaryEmbedding({dim}, rope_parameters(config, kind)) for kind in kinds}}"
             lines += call(f"self.{d.rope.name} = nn.ModuleDict(", [tables])
         else:
             lines += call(f"self.{d.rope.name} = RotaryEmbedding(", [dim, "rope_parameters(config)"])
@@ -227,108 +206,6 @@ def _model_forward(d: Decoder) -> list[str]:
             lines.append(f"position_embeddings = self.{d.rope.name}(batch.positions)")
         lines.append(f"for layer, views in zip(self.{d.layers_name}, state, strict=True):")
     return [*lines, f'    hidden = layer(hidden, {given}, batch, views["kv"])']
-
-
-def _axes(d: Decoder, sizes: Sizes) -> list[str]:
-    return [
-        *call("q_heads = Axis(", ['"q heads"', "config.num_attention_heads", sizes.head_dim], indent=4),
-        *call("kv_heads = Axis(", ['"kv heads"', sizes.kv_heads, sizes.head_dim, "replicable=True"], indent=4),
-        f'intermediate = Axis("intermediate", {d.mlp.width})',
-        'vocabulary = Axis("vocab", config.vocab_size)',
-    ]
-
-
-def _weights(d: Decoder) -> list[str]:
-    base = f'"{d.model_name}.'
-    lines = [f'weight({base}{d.embedding_name}.weight", vocabulary, hidden)']
-    for step in d.layer.steps:
-        if step.name == d.layer.attention_name:
-            lines += _attention_weights(d.attention, step.name)
-        elif step.name == d.layer.mlp_name:
-            lines += _mlp_weights(d.mlp, step.name)
-        else:
-            lines += _norm_weights(f'LAYER + "{step.name}', d.layer.norms[step.name], "hidden")
-    lines += _norm_weights(f"{base}{d.norm_name}", d.final_norm, "hidden")
-    head = f'"{d.head_name}'
-    if d.tied:
-        lines.append(f'Tie({head}.weight", {base}{d.embedding_name}.weight")')
-    else:
-        lines.append(f'weight({head}.weight", vocabulary, hidden)')
-    lines += [f'weight({head}.bias", vocabulary)'] if d.head_bias else []
-    return [line for text in lines for line in f"{text},".split("\n")]
-
-
-def _norm_weights(name: str, norm: Norm, dim: str) -> list[str]:
-    bias = [f'weight({name}.bias", {dim})'] if norm.bias else []
-    return [f'weight({name}.weight", {dim})', *bias]
-
-
-def _linear_weights(place: str, part: Projection, out: str, inner: str) -> list[str]:
-    bias = [f'weight({place}.{part.name}.bias", {out})'] if part.bias else []
-    return [f'weight({place}.{part.name}.weight", {out}, {inner})', *bias]
-
-
-def _attention_weights(a: Attention, name: str) -> list[str]:
-    place = f'LAYER + "{name}'
-    merged = f"{place}.{_merged_name(a)}"
-    parts = [(a.q, "q_heads"), (a.k, "kv_heads"), (a.v, "kv_heads")]
-    lines = _merged_weights(place, merged, parts, "q_heads.size + 2 * kv_heads.size", fused=a.fused)
-    lines += _linear_weights(place, a.out, "hidden", "q_heads")
-    if a.norm:
-        dims = ("q_heads", "kv_heads") if a.norm_flat else ("q_heads.unit", "kv_heads.unit")
-        for norm_name, dim in zip((a.q_norm, a.k_norm), dims, strict=True):
-            lines += _norm_weights(f"{place}.{norm_name}", a.norm, dim)
-    return lines
-
-
-def _mlp_weights(mlp: Mlp, name: str) -> list[str]:
-    place = f'LAYER + "{name}'
-    if mlp.gate is None:
-        lines = _linear_weights(place, mlp.up, "intermediate", "hidden")
-    else:
-        parts = [(mlp.gate, "intermediate"), (mlp.up, "intermediate")]
-        lines = _merged_weights(place, f"{place}.gate_up_proj", parts, "2 * intermediate.size", fused=mlp.fused)
-    return lines + _linear_weights(place, mlp.down, "hidden", "intermediate")
-
-
-def _merged_weights(
-    place: str, merged: str, parts: list[tuple[Projection, str]], total: str, *, fused: bool
-) -> list[str]:
-    """A parameter joined from several tensors, or from runs of one whose axes are then named."""
-    lines = []
-    for leaf, dims in (("weight", ", hidden"), ("bias", "")):
-        if leaf == "bias" and not parts[0][0].bias:
-            continue
-        sources = []
-        for index, (part, axis) in enumerate(parts):
-            shape = f"({axis}{dims or ','})"
-            if fused:
-                start = " + ".join(f"{before}.size" for _, before in parts[:index]) or "0"
-                whole = f'FromCheckpoint({place}.{part.name}.{leaf}", ({total}{dims or ","}))'
-                sources.append(f"Reshape(Split({whole}, {start}, {axis}.size), {shape})")
-            else:
-                sources.append(f'FromCheckpoint({place}.{part.name}.{leaf}", {shape})')
-        source = nested("source=Concat(", [nested("(", sources, indent=16)], indent=12)
-        lines.append("\n".join(call("Weight(", [f'parameter={merged}.{leaf}"', source, "over=layers"], explode=True)))
-    return lines
-
-
-def _states(d: Decoder) -> list[str]:
-    full = 'PagedState(axes=axes, shard="kv heads")'
-    if not d.per_layer.window:
-        return [f'return StateDescriptors([{{"kv": {full}}} for _ in range(config.num_hidden_layers)])']
-    window = f'WindowState(axes=axes, shard="kv heads", window={d.per_layer.window})'
-    if not d.per_layer.window_if:
-        return [
-            f"sliding = {window}",
-            'return StateDescriptors([{"kv": sliding} for _ in range(config.num_hidden_layers)])',
-        ]
-    return [
-        f"full = {full}",
-        f"sliding = {window}",
-        f"kinds = [sliding if {d.per_layer.window_if} else full for layer in range(config.num_hidden_layers)]",
-        'return StateDescriptors([{"kv": kind} for kind in kinds])',
-    ]
 
 
 IMPORTS: Mapping[str, tuple[str, ...]] = {

@@ -52,10 +52,13 @@ class Recording:
 
     def of(self, name: str) -> Call:
         """The call of the module `name`; KeyError when it did not run exactly once."""
-        found = [call for call in self.calls if call.name == name]
+        found = self.calls_of(name)
         if len(found) != 1:
             raise KeyError(f"{name} ran {len(found)} times")
         return found[0]
+
+    def calls_of(self, name: str) -> list[Call]:
+        return [call for call in self.calls if call.name == name]
 
     def children(self, name: str) -> list[Call]:
         """Calls of the direct children of the module `name`, in order."""

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rtp_runtime.enable.findings import Decoder
-from rtp_runtime.enable.model_file import Sizes, pinned_keys, write_model
+from rtp_runtime.enable.model_file import pinned_keys, write_model
 from rtp_runtime.enable.names import PluginNames
+from rtp_runtime.enable.sizes import Sizes
 from rtp_runtime.enable.templates import render
 from rtp_runtime.errors import UsageError
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rtp_kernel.ops.norm import layer_norm, rms_norm
 from rtp_runtime.enable.findings import Norm, UnrecognisedError
 from rtp_runtime.enable.match import express, same
 from rtp_runtime.enable.recognise.view import View
+
+LITERALS = (1e-5, 1e-6, 1e-8, 1e-12)
+"""What modeling files write where no attribute and no key holds the eps."""
 
 
 @torch.no_grad()
@@ -20,18 +23,20 @@ def recognise_norm(view: View, name: str) -> Norm:
     """
     module = view.module(name)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or len(list(module.parameters())) != 1 + (bias is not None):
+    given = [parameter for parameter in (weight, bias) if parameter is not None]
+    if any(parameter.ndim != 1 for parameter in given) or len(list(module.parameters())) != len(given):
         raise UnrecognisedError(
             view.label(name), "it is not a norm with one weight per channel.", "a norm component of its own"
         )
     # Small values, so that a wrong eps shows.
-    x = torch.randn(64, weight.shape[0], generator=torch.Generator().manual_seed(1)) * 0.05
+    width = view.recording.calls_of(name)[0].inputs[0].shape[-1]
+    x = torch.randn(64, width, generator=torch.Generator().manual_seed(1)) * 1e-3
     wanted = module(x)
     for eps in _eps_values(view, module):
         for kind, offset in (("rms", 0.0), ("rms", 1.0), ("layer", 0.0)):
             found = rms_norm(x, weight, eps, offset) if kind == "rms" else layer_norm(x, weight, bias, eps)
-            if same(found, wanted) and (kind == "layer" or bias is None):
-                return Norm(kind, _eps_code(view, eps), bool(offset), bias is not None)
+            if same(found, wanted) and (kind == "layer" or (bias is None and weight is not None)):
+                return Norm(kind, _eps_code(view, eps), bool(offset), bias is not None, weight is not None)
     raise UnrecognisedError(
         view.label(name), "its output is neither RMSNorm's (w or 1 + w) nor LayerNorm's.", "a norm component of its own"
     )
@@ -40,7 +45,7 @@ def recognise_norm(view: View, name: str) -> Norm:
 def _eps_values(view: View, module: nn.Module) -> list[float]:
     own = [value for key, value in vars(module).items() if "eps" in key and isinstance(value, float)]
     keys = [key for key in view.reference.reads if "eps" in key]
-    return own + [value for key in keys if isinstance(value := getattr(view.config, key), float)]
+    return [*own, *(value for key in keys if isinstance(value := getattr(view.config, key), float)), *LITERALS]
 
 
 def _eps_code(view: View, eps: float) -> str:

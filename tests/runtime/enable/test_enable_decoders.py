@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 24}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True}),
+    "olmo": ("Olmo", {}),
     "olmo2": ("Olmo2", {}),
     "olmo3": ("Olmo3", SLIDING | {"layer_types": KINDS}),
     "granite": ("Granite", MULTIPLIERS),
@@ -83,3 +87,37 @@ def test_scaffold_computes_what_transformers_does(
     with LLM(checkpoint, plugins=[f"rtp_plugin_{model_type}"], num_blocks=16, max_num_seqs=2) as llm:
         error = float((llm.logits(ids) - wanted).abs().max() / wanted.std())
     assert error <= max(TOLERANCE, 3 * noise(reference, ids))
+
+
+CHECKED = ("llama", "mistral", "olmo3", "gemma3_text", "phi3", "cohere", "exaone4")
+"""Plain ones, and those whose reference holds a module's values in a form of its own."""
+
+
+@pytest.mark.parametrize("model_type", CHECKED)
+def test_scaffold_passes_the_check_untouched(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(*DECODERS[model_type], tmp_path / "checkpoint")
+    assert main(["enable", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "plugin")]) == 0
+    monkeypatch.syspath_prepend(tmp_path / "plugin/src")
+    capsys.readouterr()
+    status = main(["check", str(tmp_path / "checkpoint"), "--plugin", f"rtp_plugin_{model_type}", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert (status, report["verdict"]) == (0, "MATCH"), report["failed"]
+
+
+def test_scaffolds_are_formatted_and_typed(tmp_path: Path) -> None:
+    """Where files differ most: several tables, factors, fused tensors, a feed-forward block of its own."""
+    for model_type in ("gemma3_text", "granite", "phi3", "phi", "exaone4"):
+        write_checkpoint(*DECODERS[model_type], tmp_path / "checkpoints" / model_type)
+        folder = tmp_path / "plugins" / model_type
+        assert main(["enable", str(tmp_path / "checkpoints" / model_type), "--out", str(folder)]) == 0
+        for command in (["ruff", "check"], ["ruff", "format", "--check"]):
+            run_tool([*command, "."], folder)
+    # From the root, whose cache of torch's types the type checker then shares.
+    run_tool(["mypy", *(str(folder) for folder in (tmp_path / "plugins").glob("*/src"))], Path(__file__).parents[3])
+
+
+def run_tool(command: list[str], folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

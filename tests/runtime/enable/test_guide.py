@@ -46,7 +46,7 @@ class Shell:
 
     def _outside(self, words: list[str], source: str | None) -> int:
         path = [str(self.installed), *([source] if source else [])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         if words[0] == "pip":
             options = ["--target", str(self.installed), "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
             words = ["python", "-m", *words, *options]
