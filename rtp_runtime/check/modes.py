@@ -47,7 +47,7 @@ MODES = (
     Mode(
         "preempted and recomputed",
         Schedule({"max_num_batched_tokens": 45, "max_chunk_tokens": 32}, together=True, preempt_after=(3, 5, 8, 11)),
-        1 / 16,
+        1 / 8,
     ),
 )
 

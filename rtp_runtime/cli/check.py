@@ -38,7 +38,12 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     if args.html is not None and not args.html.parent.is_dir():
         raise UsageError(f"--html {args.html}: there is no directory {args.html.parent}; create it or write elsewhere")
-    report = run_check(options, progress=_progress())
+    line = _Line() if sys.stderr.isatty() else None
+    try:
+        report = run_check(options, progress=line)
+    finally:
+        if line is not None:
+            line.clear()
     if args.html is not None:
         from rtp_runtime.check.render.html import render_html
 
@@ -89,7 +94,4 @@ class _Line:
 
     def clear(self) -> None:
         sys.stderr.write("\r\x1b[2K")
-
-
-def _progress() -> _Line | None:
-    return _Line() if sys.stderr.isatty() else None
+        sys.stderr.flush()
