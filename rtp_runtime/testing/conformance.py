@@ -33,9 +33,9 @@ class ModelConformance:
     """Plugin modules to load besides those that are installed; a failure of theirs is an error."""
 
     @pytest.fixture(scope="class")
-    def case(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    @classmethod
+    def case(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
         """The checkpoint, loaded by both sides; loading it has audited it."""
-        cls = request.cls
         with one_thread():
             directory = tiny_checkpoint(cls.config, tmp_path_factory.mktemp("checkpoint"))
             yield Case.load(directory, cls.plugins)

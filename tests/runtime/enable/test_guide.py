@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rtp_runtime.cli import main
+from rtp_runtime.testing import tiny_checkpoint
 
 GUIDE = Path(__file__).parents[3] / "docs/adding-a-model.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,7 +25,7 @@ def blocks() -> Iterator[tuple[str, str]]:
 
 
 class Shell:
-    """Runs the guide's lines. `rtp` runs in this process, pip installs into a folder that is on the path."""
+    """Runs the guide's lines; Python in this process, which has torch already. pip gets a folder of its own."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.installed = folder / "installed"
@@ -51,6 +52,12 @@ class Shell:
             options = ["--target", str(self.installed), "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
             words = ["python", "-m", *words, *options]
         assert words[0] == "python"
+        if words[1] == "-c":
+            exec(words[2], {})
+            return 0
+        if words[1:3] == ["-m", "rtp_runtime.testing.checkpoints"]:
+            tiny_checkpoint(*words[3:])
+            return 0
         return subprocess.run([sys.executable, *words[1:]], env=environment, check=False).returncode
 
 
