@@ -91,7 +91,7 @@ def describe(found: Assessment, model: str, written: Path | None) -> str:
         "not recognised: nothing",
         f"proof: logits of a small random copy ({proof.num_layers} layers) within {proof.error:.1e} of transformers'"
         f" (tolerance {proof.tolerance:.0e}); {audited}",
-        f"next: {install_command(written)} && rtp check {model}",
+        f"next: {install_command(written)} && rtp check {model if found.audited else 'CHECKPOINT'}",
         str(written),
     ]
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from rtp_runtime.enable.recording import Recording, record
 from rtp_runtime.enable.reference import Reference, meta_model, reference_class, small_reference
 from rtp_runtime.enable.scaffold import scaffold
 from rtp_runtime.enable.survey import unusual_blocks
-from rtp_runtime.errors import CheckpointError, UnsupportedModelError
+from rtp_runtime.errors import CheckpointError, ConfigError, UnsupportedModelError
 from rtp_runtime.model.assessment import find_served
 from rtp_runtime.model.config import ModelConfig
 from rtp_runtime.plugins import Plugins
@@ -84,12 +84,16 @@ def assess(config: ModelConfig, weights: Path | None = None, *, trust_remote_cod
 
 def _assess(config: ModelConfig, weights: Path | None, trust_remote_code: bool) -> Assessment:
     names = plugin_names(config.raw.get("model_type"), config.architecture)
+    wrapped = _wrapper(config)
+    if wrapped is not None:
+        return _refused(names, wrapped)
+    _check_sizes(config)
     try:
         cls = reference_class(
             config.architecture, config.hf, trust_remote_code, str(config.path and config.path.parent)
         )
         reference, recording = _observe(cls, config.hf)
-        decoder = _recognise(reference, recording, config.hf)
+        decoder = _recognise(reference, recording, config)
     except UnsupportedModelError as error:
         return _refused(names, Refusal(config.architecture, str(error), "a reference that can be observed"))
     except _UnobservableError as error:
@@ -100,6 +104,26 @@ def _assess(config: ModelConfig, weights: Path | None, trust_remote_code: bool) 
     modeling = f"{cls.__module__.rpartition('.')[2]}.py"
     files = scaffold(names, decoder, config.hf, config.raw, modeling, recognised)
     return _proven(config, weights, names, files, reference, recognised)
+
+
+def _wrapper(config: ModelConfig) -> Refusal | None:
+    """A model around a text model: images, sound, an encoder."""
+    parts = [key for key, value in config.raw.items() if key.endswith("_config") and isinstance(value, Mapping)]
+    parts = [key for key in parts if key not in ("quantization_config", "generation_config")]
+    if not parts and not config.raw.get("is_encoder_decoder"):
+        return None
+    return Refusal(
+        config.architecture,
+        f"it is more than one decoder ({', '.join(parts) or 'is_encoder_decoder'}).",
+        "a plugin by hand for what stands around the text model; rtp enable takes the text model's own config",
+    )
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    for key in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        value = getattr(config.hf, key, 1)
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{config.path or 'the config'}: {key} is {value!r}; it must be a positive integer.")
 
 
 def _observe(cls: Any, config: Any) -> tuple[Reference, Recording]:
@@ -123,7 +147,7 @@ class _UnobservableError(Exception):
         self.blocks = blocks
 
 
-def _recognise(reference: Reference, recording: Recording, config: Any) -> Decoder:
+def _recognise(reference: Reference, recording: Recording, config: ModelConfig) -> Decoder:
     from rtp_runtime.enable.recognise import recognise_decoder
     from rtp_runtime.enable.recognise.rotary import check_tables
     from rtp_runtime.enable.recognise.view import View
@@ -131,7 +155,7 @@ def _recognise(reference: Reference, recording: Recording, config: Any) -> Decod
     view = View(reference, recording)
     decoder = recognise_decoder(view)
     check_tables(view, config)
-    return dataclasses.replace(decoder, pinned=find_pins(reference, config))
+    return dataclasses.replace(decoder, pinned=find_pins(reference, config.hf))
 
 
 def _proven(

@@ -12,24 +12,27 @@ from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import same
 from rtp_runtime.enable.recognise.tables import Table, find_tables
 from rtp_runtime.enable.recognise.view import View
+from rtp_runtime.model import ModelConfig, rope_parameters
 
 
-def check_tables(view: View, config: Any) -> None:
+def check_tables(view: View, config: ModelConfig) -> None:
     """The reference's tables for the full config, bit for bit against ours.
 
     Raises:
         UnrecognisedError: a rope type or share that is not ours.
+        ConfigError: the config holds no theta.
     """
     for name in dict.fromkeys(table.module for table in view.tables):
-        full = type(view.module(name))(config=config)
+        full = type(view.module(name))(config=config.hf)
         for table in find_tables(full):
             try:
-                rope = RopeParameters.from_dict(_parameters(config, table.key))
+                rope = RopeParameters.from_dict(_parameters(config.hf, table.key))
                 inv_freq, scaling = rope.table(2 * table.inv_freq.numel())
             except (ValueError, TypeError) as error:
                 raise UnrecognisedError(
                     view.label(name), f"{error}.", "that rope type in rtp_kernel.ops.rotary"
                 ) from error
+            rope_parameters(config, table.key or None)
             if not torch.equal(inv_freq, table.inv_freq) or scaling != table.scaling:
                 raise UnrecognisedError(
                     view.label(name),

@@ -159,6 +159,19 @@ def test_what_cannot_be_built_is_refused_by_name(
     assert everything(tmp_path) == {"source/config.json"}
 
 
+def test_a_wrapper_of_a_text_model_is_refused(enable: Enable) -> None:
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    status, found = enable(config | {"text_config": {"model_type": "gemma3_text"}, "vision_config": {}})
+    assert status == 3 and "vision_config" in found["not_recognised"][0]["reason"]
+
+
+def test_a_rope_type_that_is_not_ours_is_named(enable: Enable) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    status, found = enable({key: LLAMA[key] for key in LLAMA if key != "rope_theta"} | {"rope_parameters": rope})
+    assert status == 3 and "rotary_emb" in found["not_recognised"][0]["block"]
+    assert "dynamic" in found["not_recognised"][0]["reason"]
+
+
 def test_positions_scaled_beyond_their_context_are_noticed(enable: Enable) -> None:
     """Ministral3 scales queries by position, which no short prompt shows at the sizes of its config."""
     from transformers import Ministral3Config
@@ -182,11 +195,20 @@ def test_positions_scaled_beyond_their_context_are_noticed(enable: Enable) -> No
         {"architectures": ["Llama ForCausalLM"]},
         {"architectures": []},
         {"model_type": "mistral"},
+        {"num_hidden_layers": 0},
+        {"hidden_size": -64},
+        {"hidden_size": "64"},
     ],
     ids=lambda change: str(change)[:40],
 )
-def test_names_that_are_no_names_are_bad_input(enable: Enable, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_what_is_no_config_is_bad_input(enable: Enable, tmp_path: Path, change: dict[str, Any]) -> None:
     assert enable(LLAMA | change)[0] == 2
+    assert everything(tmp_path) == {"source/config.json"}
+
+
+def test_a_missing_theta_is_bad_input(enable: Enable, tmp_path: Path) -> None:
+    """transformers has a default for it; a wrong one shows at long positions only."""
+    assert enable({key: value for key, value in LLAMA.items() if key != "rope_theta"})[0] == 2
     assert everything(tmp_path) == {"source/config.json"}
 
 
