@@ -17,6 +17,7 @@ def find_config(model: str, *, trust_remote_code: bool = False) -> tuple[ModelCo
     path = Path(model).expanduser()
     if path.is_file():
         return load_config(path, trust_remote_code=trust_remote_code), None
-    folder = path if path.is_dir() else resolve_checkpoint(model, patterns=("*.json",))
+    patterns = ("config.json", "*.py") if trust_remote_code else ("config.json",)
+    folder = path if path.is_dir() else resolve_checkpoint(model, patterns=patterns)
     config = load_config(folder, trust_remote_code=trust_remote_code)
     return config, folder if any(folder.glob("*.safetensors")) else None
