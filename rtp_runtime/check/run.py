@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from rtp_runtime.check.probe_stage import ProbeStage
 from rtp_runtime.check.reference import Defect, Reference, load_reference, outline_reference
 from rtp_runtime.check.report import CheckReport, NotJudged, StageResult
 from rtp_runtime.check.session import Progress, Session, make_cases, measure_noise
+from rtp_runtime.check.threads import threads_for
 from rtp_runtime.errors import CheckpointError
 
 
@@ -43,7 +43,7 @@ def run_check(
     plugins.resolve(load_config(options.model).architecture)
     say("loading the reference")
     session = Session(options, plugins, reference or _load_reference(options))
-    with _threads_for(session.reference):
+    with threads_for(small=session.reference.is_small):
         stages = _run_stages(session, say)
     return CheckReport(
         model=str(options.model),
@@ -199,20 +199,3 @@ def _timed(stages: dict[str, StageResult], name: str) -> Iterator[Callable[[Stag
 
     yield keep
     stages[name].seconds = time.monotonic() - started
-
-
-@contextmanager
-def _threads_for(reference: Reference) -> Iterator[None]:
-    """One thread for small models, whose products are too small to share; of the processors, those that are idle.
-
-    Threads that wait for each other on a busy machine cost several times what they give.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    idle = round((os.cpu_count() or 1) - os.getloadavg()[0])
-    torch.set_num_threads(1 if reference.is_small else max(1, min(before, idle)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
