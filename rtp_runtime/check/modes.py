@@ -24,7 +24,7 @@ from rtp_runtime.check.splits import FusedOutputs
 
 CHEAP_STEPS = 200
 """Steps that a mode may take on a model of which a step costs little."""
-FEW_STEPS = 24
+FEW_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ MODES = (
     Mode("chunks of 17", Schedule({"max_chunk_tokens": 17}), 1 / 17),
     Mode("chunks of 7", Schedule({"max_chunk_tokens": 7}), 1 / 7),
     Mode("one token at a time", Schedule({"max_chunk_tokens": 1}), 1.0),
-    Mode("mixed batch", Schedule({"max_num_batched_tokens": 45, "max_chunk_tokens": 32}, together=True), 1 / 32),
+    Mode("mixed batch", Schedule({"max_num_batched_tokens": 45, "max_chunk_tokens": 32}, together=True), 1 / 16),
     Mode(
         "preempted and recomputed",
         Schedule({"max_num_batched_tokens": 45, "max_chunk_tokens": 32}, together=True, preempt_after=(3, 5, 8, 11)),
