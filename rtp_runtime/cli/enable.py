@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +34,15 @@ def run(args: argparse.Namespace) -> int:
     from rtp_runtime.plugins import load_plugins
 
     config, weights = find_config(args.model, trust_remote_code=args.trust_remote_code)
-    found = covered(config, load_plugins(args.plugin))
+    plugins = load_plugins(args.plugin)
+    found = covered(config, plugins)
     target: Path | None = None
     if found is None:
         names = plugin_names(config.raw.get("model_type"), config.architecture)
         target = args.out if args.out is not None else Path(names.distribution)
         check_target(target)
+        for failure in plugins.failures:
+            say(f"note: {failure}")
         say(f"no plugin provides {config.architecture}; comparing components with transformers' implementation …")
         found = assess(config, weights, trust_remote_code=args.trust_remote_code)
         if found.verdict == "usable":
@@ -69,8 +73,8 @@ def report(found: Assessment, written: Path | None) -> dict[str, Any]:
 
 def install_command(folder: Path) -> str:
     """A path, never a bare name that an index could answer."""
-    shown = str(folder)
-    return f"pip install {shown if folder.is_absolute() or shown.startswith('.') else './' + shown}"
+    plain = folder.is_absolute() or folder.parts[0] == ".."
+    return f"pip install {shlex.quote(str(folder) if plain else f'./{folder}')}"
 
 
 def describe(found: Assessment, model: str, written: Path | None) -> str:

@@ -14,6 +14,7 @@ import pytest
 from transformers import DeepseekV3Config, GPT2Config, LlamaConfig, MambaConfig
 
 from rtp_runtime.cli import main
+from rtp_runtime.cli.enable import install_command
 from rtp_runtime.testing import check_plugin, tiny_checkpoint
 from rtp_runtime.testing.tiny_models import qwen3
 
@@ -125,6 +126,20 @@ def test_the_report_ends_with_next_command_and_path(
     *_, following, path = capsys.readouterr().out.splitlines()
     assert "pip install ./rtp-plugin-llama" in following
     assert path == "rtp-plugin-llama" and everything(tmp_path / path) == FILES
+
+
+@pytest.mark.parametrize(
+    ("folder", "command"),
+    [
+        ("rtp-plugin-x", "pip install ./rtp-plugin-x"),
+        (".demo/x", "pip install ./.demo/x"),
+        ("../x", "pip install ../x"),
+        ("/opt/x", "pip install /opt/x"),
+        ("with space", "pip install './with space'"),
+    ],
+)
+def test_the_install_command_names_a_path(folder: str, command: str) -> None:
+    assert install_command(Path(folder)) == command
 
 
 def test_a_covered_architecture_writes_nothing(enable: Enable, tmp_path: Path) -> None:
