@@ -71,8 +71,8 @@ class Qwen2DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = self.make_mlp(config, layer)
 
-    @staticmethod
-    def make_mlp(config: Any, layer: int) -> nn.Module:
+    @classmethod
+    def make_mlp(cls, config: Any, layer: int) -> nn.Module:
         return GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
 
     def forward(

@@ -5,7 +5,7 @@ Qwen2 with routed experts and a shared expert behind a sigmoid gate on the layer
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -42,22 +42,34 @@ class Qwen2MoeAttention(Qwen2Attention):
         return config.qkv_bias, False
 
 
-class Qwen2MoeSparseMoeBlock(nn.Module):
+class RoutedExperts(nn.Module):
+    """The routed part of a sparse block."""
+
     def __init__(self, config: Any) -> None:
         super().__init__()
-        hidden, act = config.hidden_size, config.hidden_act
+        hidden, experts = config.hidden_size, config.num_experts
         self.gate = TopKRouter(
-            hidden, config.num_experts, config.num_experts_per_tok, score="softmax", renormalize=config.norm_topk_prob
+            hidden, experts, config.num_experts_per_tok, score="softmax", renormalize=config.norm_topk_prob
         )
-        self.experts = Experts(config.num_experts, hidden, config.moe_intermediate_size, act)
-        self.shared_expert = GatedMLP(hidden, config.shared_expert_intermediate_size, act)
+        self.experts = Experts(experts, hidden, config.moe_intermediate_size, config.hidden_act)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weights, ids = self.gate(hidden)  # [tokens, experts per token]
+        output: Tensor = self.experts(hidden, weights, ids)
+        return output
+
+
+class Qwen2MoeSparseMoeBlock(RoutedExperts):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.shared_expert = GatedMLP(hidden, config.shared_expert_intermediate_size, config.hidden_act)
         self.shared_expert_gate = Linear(hidden, 1)
         self.share = Gate("sigmoid")
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weights, ids = self.gate(hidden)  # [tokens, experts per token]
         shared = self.share(self.shared_expert_gate(hidden), self.shared_expert(hidden))
-        output: Tensor = self.experts(hidden, weights, ids) + shared
+        output: Tensor = super().forward(hidden) + shared
         return output
 
 
@@ -68,13 +80,12 @@ def is_sparse(config: Any, layer: int) -> bool:
 
 
 class Qwen2MoeDecoderLayer(Qwen2DecoderLayer):
-    attention = Qwen2MoeAttention
+    attention: ClassVar[type[nn.Module]] = Qwen2MoeAttention
+    sparse_block: ClassVar[type[nn.Module]] = Qwen2MoeSparseMoeBlock
 
-    @staticmethod
-    def make_mlp(config: Any, layer: int) -> nn.Module:
-        if is_sparse(config, layer):
-            return Qwen2MoeSparseMoeBlock(config)
-        return GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
+    @classmethod
+    def make_mlp(cls, config: Any, layer: int) -> nn.Module:
+        return cls.sparse_block(config) if is_sparse(config, layer) else super().make_mlp(config, layer)
 
 
 class Qwen2MoeModel(Qwen2Model):

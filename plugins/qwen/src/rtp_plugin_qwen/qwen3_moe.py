@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
-
-from rtp_kernel.components import Experts, GatedMLP, TopKRouter
 from rtp_runtime.state import StateDescriptors
 from rtp_runtime.weights import WeightDescriptors
 
-from .qwen2 import Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2Model, attention_weights, kv_state, outer_weights
-from .qwen2_moe import is_sparse, moe_weight_descriptors
+from .qwen2 import Qwen2ForCausalLM, Qwen2Model, attention_weights, kv_state, outer_weights
+from .qwen2_moe import Qwen2MoeDecoderLayer, RoutedExperts, moe_weight_descriptors
 from .qwen3 import Qwen3Attention, qk_norm_weights
 
 __all__ = ["Qwen3MoeForCausalLM", "state_descriptors", "weight_descriptors"]
@@ -27,32 +24,13 @@ class Qwen3MoeAttention(Qwen3Attention):
         return window
 
 
-class Qwen3MoeSparseMoeBlock(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.gate = TopKRouter(
-            config.hidden_size,
-            config.num_experts,
-            config.num_experts_per_tok,
-            score="softmax",
-            renormalize=config.norm_topk_prob,
-        )
-        self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size, config.hidden_act)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        weights, ids = self.gate(hidden)  # [tokens, experts per token]
-        output: Tensor = self.experts(hidden, weights, ids)
-        return output
+class Qwen3MoeSparseMoeBlock(RoutedExperts):
+    """Nothing beside the routed experts."""
 
 
-class Qwen3MoeDecoderLayer(Qwen2DecoderLayer):
+class Qwen3MoeDecoderLayer(Qwen2MoeDecoderLayer):
     attention = Qwen3MoeAttention
-
-    @staticmethod
-    def make_mlp(config: Any, layer: int) -> nn.Module:
-        if is_sparse(config, layer):
-            return Qwen3MoeSparseMoeBlock(config)
-        return GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
+    sparse_block = Qwen3MoeSparseMoeBlock
 
 
 class Qwen3MoeModel(Qwen2Model):
