@@ -263,6 +263,8 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "rotary_angles": ("rotary:rotary_angles", False),
         "gated_activation": ("activation:gated_activation", False),
         "write_kv": ("attention:write_kv", True),
+        "write_state": ("state:write_state", True),
+        "select": ("selection:select", True),
         "paged_attention": ("attention:paged_attention", False),
         "route": ("moe:route", False),
         "experts": ("moe:experts", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rtp_kernel.components.base import Binding, Component, parameter
@@ -10,21 +11,26 @@ from rtp_kernel.registry import OpFunction
 
 
 class RMSNorm(Component):
-    """x [..., dim] -> [..., dim]; `weight` [dim].
+    """x [..., dim] -> [..., dim]; `weight` [dim], or none at all.
 
     offset 0 normalises in float32, casts, then multiplies by w; offset 1.0 multiplies by 1 + w in float32 before that.
+    A `dtype` of float32 pins the weight and multiplies in float32 before the cast as well.
     """
 
-    def __init__(self, dim: int, eps: float, offset: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, eps: float, offset: float = 0.0, *, weight: bool = True, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.dim = dim
         self.eps = eps
         self.offset = offset
-        self.weight = parameter(dim)
+        self.weight = parameter(dim, dtype=dtype) if weight else None
+        self._pinned = dtype is not None
         self._op: OpFunction = rms_norm
 
     def bind(self, binding: Binding) -> None:
-        self._op = binding.op("rms_norm", shapes={"dim": self.dim}, options={"offset": self.offset})
+        options = {"offset": self.offset, "pinned": self._pinned}
+        self._op = binding.op("rms_norm", shapes={"dim": self.dim}, options=options)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self._op(x, self.weight, self.eps, self.offset)

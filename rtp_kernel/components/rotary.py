@@ -63,5 +63,10 @@ class Rotary(Component):
         q, k = self._op(q, k, cos, sin, self.layout)
         return q, k
 
+    def one(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [T, heads, dim] rotated; by -sin it is turned back."""
+        turned: Tensor = self._op(x, x[:, :0], cos, sin, self.layout)[0]
+        return turned
+
     def extra_repr(self) -> str:
         return self.layout

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints in float32, written by transformers itself under the names the hub uses.
+"""Tiny random checkpoints in float32 of every model type served here, written by transformers under the hub's names.
 
 Every parameter is redrawn: at transformers' own initial values (norms at 1, biases at 0) an implementation that forgets
 a norm weight or a bias would still match.
@@ -6,111 +6,38 @@ a norm weight or a bias would still match.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-VOCAB_SIZE = 384
+from rtp_runtime.testing.tiny_configs import COMMON, TINY, VOCAB_SIZE, Tiny, rope
 
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+__all__ = ["COMMON", "TINY_NAMES", "VOCAB_SIZE", "build_tiny", "randomise", "rope", "tiny_config", "write_tiny"]
+
+TINY_NAMES = tuple(TINY)
 
 
-def rope(theta: float = 10000.0, **more: Any) -> dict[str, Any]:
-    """Rotary parameters in the nested form of current configs."""
-    return {"rope_type": "default", "rope_theta": theta, **more}
-
-
-def qwen2() -> dict[str, Any]:
-    """Full and sliding layers, q/k/v biases, tied head."""
-    return COMMON | {
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "use_sliding_window": True,
-        "sliding_window": 8,
-        "max_window_layers": 2,
-        "tie_word_embeddings": True,
-        "rope_parameters": rope(1e6),
-    }
-
-
-def qwen2_moe() -> dict[str, Any]:
-    """Routed layers around a dense one, a shared expert behind a sigmoid gate, weights not renormalised."""
-    return COMMON | {
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 48,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": False,
-        "mlp_only_layers": [1],
-        "rope_parameters": rope(1e6),
-    }
-
-
-def qwen3() -> dict[str, Any]:
-    """Norms on q and k, a head dim that is not hidden / heads, tied head."""
-    return COMMON | {
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "tie_word_embeddings": True,
-        "rope_parameters": rope(1e6),
-    }
-
-
-def qwen3_moe() -> dict[str, Any]:
-    """Routed layers around a dense one, weights renormalised."""
-    return COMMON | {
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "moe_intermediate_size": 32,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [1],
-        "rope_parameters": rope(1e6),
-    }
-
-
-def tiny_configs() -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
-    """Name -> (the prefix of transformers' config and model classes, the config's values)."""
-    return {
-        "qwen2": ("Qwen2", qwen2),
-        "qwen2_moe": ("Qwen2Moe", qwen2_moe),
-        "qwen3": ("Qwen3", qwen3),
-        "qwen3_moe": ("Qwen3Moe", qwen3_moe),
-    }
+def tiny_config(name: str, **overrides: Any) -> Any:
+    """transformers' config of the model `name` (`TINY_NAMES`); `overrides` replace values of its text part."""
+    tiny = TINY[name]
+    values = copy.deepcopy(tiny.text) | overrides
+    config_class = _transformers_class(tiny.config, tiny)
+    if tiny.vision is not None:
+        values = {"text_config": values, "vision_config": copy.deepcopy(tiny.vision), **tiny.outer}
+    config = config_class(**values)
+    config.dtype = "float32"
+    return config
 
 
 def build_tiny(name: str, seed: int = 0, **overrides: Any) -> Any:
-    """The transformers model `name` (`TINY_NAMES`) in memory, in eval mode; `overrides` replace config values."""
-    import transformers
-
-    prefix, values = tiny_configs()[name]
-    config = getattr(transformers, f"{prefix}Config")(**(values() | overrides))
-    config.dtype = "float32"
+    """The transformers model `name` (`TINY_NAMES`) in memory, in eval mode; `overrides` as in `tiny_config`."""
+    tiny = TINY[name]
+    config = tiny_config(name, **overrides)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).float().eval()
+    model = _transformers_class(tiny.model, tiny)(config).float().eval()
     return randomise(model, seed)
 
 
@@ -122,6 +49,15 @@ def write_tiny(
     Path(directory).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
+
+
+def _transformers_class(name: str, tiny: Tiny) -> Any:
+    import importlib
+
+    import transformers
+
+    home = importlib.import_module(f"transformers.models.{tiny.module}") if tiny.module else transformers
+    return getattr(home, name, None) or getattr(transformers, name)
 
 
 @torch.no_grad()
@@ -170,6 +106,3 @@ def _draw(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
     gain = 2.0 if leaf == "weight" and module in ("q_proj", "q_b_proj") else 1.0
     drawn = _normal(parameter, parameter.shape[-1] ** -0.5 * gain, generator)
     return drawn * 0.03 if ".layers.1." in name and module in ("q_a_proj", "kv_a_proj_with_mqa") else drawn
-
-
-TINY_NAMES = tuple(tiny_configs())

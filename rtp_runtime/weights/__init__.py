@@ -20,6 +20,7 @@ from rtp_runtime.weights.descriptors import (
     Weight,
     WeightDescriptors,
 )
+from rtp_runtime.weights.naming import renamed
 
 __all__ = [
     "Axis",
@@ -37,4 +38,5 @@ __all__ = [
     "Tie",
     "Weight",
     "WeightDescriptors",
+    "renamed",
 ]

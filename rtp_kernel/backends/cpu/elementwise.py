@@ -18,6 +18,7 @@ class RmsNorm:
         return Support.unless(
             context.device != "cpu" and "runs on the CPU only",
             bool(context.options.get("offset")) and "multiplies by w only",
+            bool(context.options.get("pinned")) and "multiplies after the cast",
         )
 
     def __call__(self, x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:

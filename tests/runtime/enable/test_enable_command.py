@@ -16,7 +16,7 @@ from transformers import DeepseekV3Config, GPT2Config, LlamaConfig, MambaConfig
 from rtp_runtime.cli import main
 from rtp_runtime.cli.enable import install_command
 from rtp_runtime.testing import check_plugin, tiny_checkpoint
-from rtp_runtime.testing.tiny_models import qwen3
+from rtp_runtime.testing.tiny_configs import TINY
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -143,7 +143,7 @@ def test_the_install_command_names_a_path(folder: str, command: str) -> None:
 
 
 def test_a_covered_architecture_writes_nothing(enable: Enable, tmp_path: Path) -> None:
-    status, found = enable(qwen3() | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
+    status, found = enable(TINY["qwen3"].text | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
     assert status == 0 and found["verdict"] == "covered" and "rtp-plugin-qwen" in found["served_by"]
     assert everything(tmp_path) == {"source/config.json"}
 

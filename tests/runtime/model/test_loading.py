@@ -64,7 +64,7 @@ def assert_equals_reference(loaded: LoadedModel, reference: Any) -> None:
         assert torch.equal(ours, torch.cat([theirs[f"{stem}.{part}.{leaf}"] for part in parts])), parameter.name
 
 
-@pytest.mark.parametrize("name", TINY_NAMES)
+@pytest.mark.parametrize("name", TINY_NAMES[:4])
 def test_parameters_equal_the_reference(name: str, tiny: Any, plugins: Plugins) -> None:
     directory, reference = tiny(name)
     loaded = load_model(directory, plugins=plugins)
@@ -95,7 +95,7 @@ def test_fused_experts_as_transformers_holds_them_in_memory(
     assert_same_tensors(tmp_path / "out", tmp_path)
 
 
-@pytest.mark.parametrize("name", TINY_NAMES)
+@pytest.mark.parametrize("name", TINY_NAMES[:4])
 def test_export_round_trip(name: str, tiny: Any, plugins: Plugins, tmp_path: Path) -> None:
     directory, _ = tiny(name, max_shard_size=200_000)
     report = export_model(load_model(directory, plugins=plugins), tmp_path / "out")

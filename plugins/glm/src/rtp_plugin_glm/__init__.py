@@ -1,0 +1,17 @@
+"""The GLM plugin: says which architectures it provides. Imports no torch; models are imported when asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rtp_runtime import hookimpl
+
+if TYPE_CHECKING:
+    from rtp_runtime.plugins import ModelRegistry
+
+RTP_API = "0.1"
+
+
+@hookimpl
+def rtp_register_models(models: ModelRegistry) -> None:
+    """Nothing yet."""

@@ -1,0 +1,70 @@
+"""Writing and reading states through a step's tables: what every op with a state of its own shares.
+
+A block state is a `StateView` of [blocks, entries, *axes], a slot state one of [slots, *axes].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtp_kernel.batch import ForwardBatch, StateView
+
+
+def write_state(values: Tensor, view: StateView, batch: ForwardBatch, *, plan: Any = None) -> None:
+    """Put values [T, *axes] where the step's slot mapping says; rows mapped to -1 write nothing.
+
+    Of a state with r > 1 tokens per entry only the rows of closing tokens are written.
+    """
+    slots = batch.groups[view.group].slot_mapping[view.tokens_per_entry]
+    rows = torch.nonzero(slots >= 0).squeeze(-1)
+    slots, entries = slots[rows], view.data.shape[1]
+    view.data[slots // entries, slots % entries] = values[rows].to(view.data.dtype)
+
+
+def gather_state(view: StateView, batch: ForwardBatch, request: int, entries: range) -> Tensor:
+    """The request's entries [len(entries), *axes] in token order; only the blocks that hold them are read."""
+    table = batch.groups[view.group].block_table
+    assert table is not None
+    place = torch.arange(entries.start, entries.stop, device=view.data.device)
+    size = view.data.shape[1]
+    return view.data[table[request, place // size].long(), place % size]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """One request's tokens of a step, cut where a copy of its state is to be left."""
+
+    request: int
+    read: int
+    """The slot that holds the state before the first token."""
+    write: int
+    """The slot that receives the state after the last token."""
+    pieces: tuple[tuple[range, tuple[int, ...]], ...]
+    """(token rows, slots that get a copy of the state after the last of them), in order; all rows of the request."""
+
+
+def slot_runs(batch: ForwardBatch, group: int) -> Iterator[SlotRun]:
+    """The requests of a step that have tokens, each with the slots of `group` that its state passes through."""
+    tables = batch.groups[group]
+    assert tables.read is not None and tables.write is not None
+    reads, writes = tables.read.tolist(), tables.write.tolist()
+    copies: dict[int, list[int]] = {}
+    for row, slot in tables.snapshots.tolist() if tables.snapshots is not None else ():
+        if row >= 0:
+            copies.setdefault(row, []).append(slot)
+    start = 0
+    for request, length in enumerate(batch.query_lens):
+        stop = start + length
+        if length:
+            ends = [row + 1 for row in range(start, stop) if row in copies] if copies else []
+            if not ends or ends[-1] != stop:
+                ends.append(stop)
+            begins = (start, *ends[:-1])
+            pieces = tuple((range(a, b), tuple(copies.get(b - 1, ()))) for a, b in zip(begins, ends, strict=True))
+            yield SlotRun(request, reads[request], writes[request], pieces)
+        start = stop
