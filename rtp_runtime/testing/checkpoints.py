@@ -26,21 +26,38 @@ def tiny_checkpoint(config: str | Path | Mapping[str, Any], directory: str | Pat
         ConfigError: a config that names no architecture, or one that transformers does not know.
     """
     import torch
-    import transformers
 
-    from rtp_runtime.errors import ConfigError
     from rtp_runtime.model.config import ModelConfig, load_config
 
     known = ModelConfig(config) if isinstance(config, Mapping) else load_config(config)
-    cls = getattr(transformers, known.architecture, None)
-    if cls is None:
-        raise ConfigError(f"transformers {transformers.__version__} has no class {known.architecture!r}.")
+    cls = transformers_class(known.architecture, known.hf)
     torch.manual_seed(seed)
     model = cls(shrink_config(known.hf)).float().eval()
     randomise(model, seed)
     Path(directory).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     return Path(directory)
+
+
+def transformers_class(architecture: str, config: Any) -> Any:
+    """The model class of that name: of the package, or of the modeling module of the config's model type.
+
+    Raises:
+        ConfigError: transformers has no such class.
+    """
+    import importlib
+
+    import transformers
+
+    from rtp_runtime.errors import ConfigError
+
+    found = getattr(transformers, architecture, None)
+    if found is None and type(config).__module__.startswith("transformers."):
+        home = type(config).__module__.replace(".configuration_", ".modeling_")
+        found = getattr(importlib.import_module(home), architecture, None)
+    if found is None:
+        raise ConfigError(f"transformers {transformers.__version__} has no class {architecture!r}.")
+    return found
 
 
 def _main() -> None:
