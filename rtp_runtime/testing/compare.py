@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -114,13 +115,13 @@ def noise(model: Any, ids: Sequence[int]) -> float:
 @torch.no_grad()
 def _cached_logits(model: Any, ids: Sequence[int]) -> Tensor:
     """Logits of the last tokens [tokens, vocabulary], each from a step of its own over the cache of those before."""
+    argument = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
     start = max(1, len(ids) - CACHED_TOKENS)
     out = model(input_ids=torch.tensor([list(ids[:start])]), use_cache=True)
     rows = [out.logits[:, -1:]]
     for place in range(start, len(ids)):
-        cache = out["cache"] if "cache" in out else out["past_key_values"]
         step = {"input_ids": torch.tensor([[ids[place]]]), "position_ids": torch.tensor([[place]])}
-        out = model(**step, past_key_values=cache, use_cache=True)
+        out = model(**step, **{argument: out[argument]}, use_cache=True)
         rows.append(out.logits)
     return torch.cat(rows, dim=1)[0].float()
 
