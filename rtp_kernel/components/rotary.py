@@ -15,10 +15,12 @@ __all__ = ["RopeParameters", "Rotary", "RotaryEmbedding"]
 class RotaryEmbedding(Component):
     """positions [T] -> (cos, sin), each [T, rotary_dim] in the model's dtype, computed in float32.
 
-    The buffer `inv_freq` is float32 whatever the model's dtype, and is made again on the device when bound.
+    Positions may be [3, T] (time, height, width) where the parameters have an `mrope_section`. The buffer `inv_freq` is
+    float32 whatever the model's dtype, and is made again on the device when bound.
     """
 
     inv_freq: Tensor
+    axes: Tensor | None
 
     def __init__(self, rotary_dim: int, rope: RopeParameters) -> None:
         super().__init__()
@@ -31,7 +33,9 @@ class RotaryEmbedding(Component):
     def _make_table(self, device: torch.device) -> None:
         with torch.device("cpu"):  # transformers computes its table there; another device would round differently
             inv_freq, self.attention_factor = self.rope.table(self.rotary_dim)
+            axes = self.rope.axes(self.rotary_dim)
         self.register_buffer("inv_freq", inv_freq.to(device), persistent=False)
+        self.register_buffer("axes", None if axes is None else axes.to(device), persistent=False)
 
     def bind(self, binding: Binding) -> None:
         self.dtype = binding.dtype
@@ -39,7 +43,7 @@ class RotaryEmbedding(Component):
         self._make_table(binding.device)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._op(positions, self.inv_freq, self.attention_factor, self.dtype)
+        cos, sin = self._op(positions, self.inv_freq, self.attention_factor, self.dtype, self.axes)
         return cos, sin
 
     def extra_repr(self) -> str:

@@ -32,6 +32,10 @@ class RopeParameters:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    mrope_section: tuple[int, ...] | None = None
+    """Frequencies that turn by each axis of positions [axes, T] (time, height, width); None = one axis."""
+    mrope_interleaved: bool = False
+    """Whether the axes take turns among the frequencies, or have contiguous sections."""
 
     def __post_init__(self) -> None:
         if self.rope_type not in _TABLES:
@@ -44,18 +48,45 @@ class RopeParameters:
     def from_dict(cls, values: Mapping[str, Any]) -> RopeParameters:
         """From `config.rope_parameters` (or a flat `rope_scaling`, whose "type" is an old name of "rope_type").
 
-        Keys that no table reads are ignored. Raises ValueError when theta or a number the type needs is missing.
+        The type "mrope" of older files is the default table with sections. Keys that no table reads are ignored. Raises
+        ValueError when theta or a number the type needs is missing.
         """
         theta = values.get("rope_theta", values.get("theta"))
         if theta is None:
             raise ValueError(f"rope_parameters {dict(values)} have no rope_theta")
         rope_type = values.get("rope_type", values.get("type", "default"))
-        known = {spec.name for spec in fields(cls)} - {"rope_type", "theta"}
-        return cls(rope_type=rope_type, theta=theta, **{key: value for key, value in values.items() if key in known})
+        rope_type = "default" if rope_type == "mrope" else rope_type
+        section = values.get("mrope_section")
+        known = {spec.name for spec in fields(cls)} - {"rope_type", "theta", "mrope_section"}
+        return cls(
+            rope_type=rope_type,
+            theta=theta,
+            mrope_section=None if section is None else tuple(section),
+            **{key: value for key, value in values.items() if key in known},
+        )
 
     def table(self, rotary_dim: int) -> tuple[Tensor, float]:
         """inv_freq [rotary_dim / 2] float32 on the CPU, and the factor that cos and sin are multiplied by."""
         return _TABLES[self.rope_type](self, rotary_dim)
+
+    def axes(self, rotary_dim: int) -> Tensor | None:
+        """[rotary_dim / 2] int64 on the CPU: by which axis of positions [3, T] each frequency turns; None = one axis.
+
+        Contiguous sections (Qwen2.5-VL) must add up to rotary_dim / 2, or ValueError is raised. Where they are
+        interleaved (Qwen3-VL), height has every third frequency from 1 on, width from 2 on, as many as their section
+        says and the table holds, and time has the others.
+        """
+        if self.mrope_section is None:
+            return None
+        num_freqs, section = rotary_dim // 2, torch.tensor(self.mrope_section)
+        if not self.mrope_interleaved:
+            if int(section.sum()) != num_freqs:
+                raise ValueError(f"mrope_section {list(self.mrope_section)} must add up to {num_freqs} frequencies")
+            return torch.repeat_interleave(torch.arange(len(section)) % 3, section)
+        axes = torch.zeros(num_freqs, dtype=torch.int64)
+        for axis in (1, 2):
+            axes[axis : 3 * self.mrope_section[axis] : 3] = axis
+        return axes
 
 
 def _exponents(dim: int) -> Tensor:
@@ -134,10 +165,18 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def rotary_angles(
-    positions: Tensor, inv_freq: Tensor, attention_factor: float, dtype: torch.dtype
+    positions: Tensor, inv_freq: Tensor, attention_factor: float, dtype: torch.dtype, axes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """positions [T] -> cos, sin [T, rotary_dim] in `dtype`, as cat(freqs, freqs), computed in float32."""
-    freqs = positions[..., None].float() * inv_freq  # [T, rotary_dim / 2]
+    """positions [T] -> cos, sin [T, rotary_dim] in `dtype`, as cat(freqs, freqs), computed in float32.
+
+    With positions [3, T] (time, height, width), `axes` [rotary_dim / 2] int64 says which of them each frequency takes.
+    """
+    if positions.ndim == 1:
+        freqs = positions[:, None].float() * inv_freq  # [T, rotary_dim / 2]
+    else:
+        if axes is None:
+            raise ValueError(f"positions of {len(positions)} axes need mrope_section in rope_parameters")
+        freqs = positions.index_select(0, axes).T.float() * inv_freq
     angles = torch.cat((freqs, freqs), dim=-1)
     return (angles.cos() * attention_factor).to(dtype), (angles.sin() * attention_factor).to(dtype)
 

@@ -65,11 +65,16 @@ class RotaryAngles(_Deterministic):
     name = "cpu_row_chunks"
 
     def __call__(
-        self, positions: Tensor, inv_freq: Tensor, attention_factor: float, dtype: torch.dtype
+        self,
+        positions: Tensor,
+        inv_freq: Tensor,
+        attention_factor: float,
+        dtype: torch.dtype,
+        axes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         width = 2 * inv_freq.shape[0]
-        slices = list(_chunks(len(positions), width)) or [slice(0, 0)]
-        parts = [rotary.rotary_angles(positions[rows], inv_freq, attention_factor, dtype) for rows in slices]
+        slices = list(_chunks(positions.shape[-1], width)) or [slice(0, 0)]
+        parts = [rotary.rotary_angles(positions[..., rows], inv_freq, attention_factor, dtype, axes) for rows in slices]
         return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
 

@@ -80,6 +80,8 @@ def test_gated_activation(dtype: torch.dtype, width: int, name: str, limit: floa
 def test_rotary_angles_and_rotation(dim: int) -> None:
     inv_freq = torch.rand(dim // 2)
     _assert_rows_stand_alone(lambda rows: RotaryAngles()(rows, inv_freq, 1.1, torch.float32), torch.arange(ROWS) * 5)
+    axes, positions = torch.arange(dim // 2) % 3, torch.arange(3 * ROWS).view(ROWS, 3) * 5
+    _assert_rows_stand_alone(lambda rows: RotaryAngles()(rows.T, inv_freq, 1.1, torch.float32, axes), positions)
     q, k, cos, sin = torch.randn(ROWS, 3, 77), torch.randn(ROWS, 1, 77), torch.randn(ROWS, dim), torch.randn(ROWS, dim)
     for layout in ("half", "interleaved", "interleaved_to_half"):
         _assert_rows_stand_alone(lambda *rows, layout=layout: rotary(*rows, layout), q, k, cos, sin)

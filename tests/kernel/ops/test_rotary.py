@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from torch import nn
+from transformers import LlamaConfig, Qwen2_5_VLTextConfig, Qwen3_5TextConfig, Qwen3VLTextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.glm import modeling_glm
 from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.llama import modeling_llama
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_vl import modeling_qwen3_vl
 
+from rtp_kernel.components import RotaryEmbedding
 from rtp_kernel.ops.rotary import RopeParameters, rotary, rotary_angles
 
 TABLES: list[dict[str, Any]] = [
@@ -122,3 +127,48 @@ def test_interleaved_is_the_complex_rotation_of_deepseek_v2() -> None:
     got = rotary(q, k, *_angles(16, 9), "interleaved")
     for ours, theirs in zip(got, want, strict=True):
         assert torch.allclose(ours, theirs[0].transpose(0, 1), atol=1e-5)
+
+
+MULTI_AXIS: dict[str, tuple[type[nn.Module], Any, list[int], int, float]] = {
+    "sections": (modeling_qwen2_5_vl.Qwen2_5_VLRotaryEmbedding, Qwen2_5_VLTextConfig, [2, 3, 3], 16, 1.0),
+    "sections that come again": (
+        modeling_qwen2_5_vl.Qwen2_5_VLRotaryEmbedding, Qwen2_5_VLTextConfig, [1, 2, 3, 2, 4], 24, 1.0,
+    ),
+    "interleaved": (modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig, [24, 20, 20], 128, 1.0),
+    "more time": (modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig, [9, 2, 3], 28, 1.0),
+    "more height than there is": (modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig, [0, 9, 1], 20, 1.0),
+    "a part of the head": (modeling_qwen3_5.Qwen3_5TextRotaryEmbedding, Qwen3_5TextConfig, [3, 2, 2], 56, 0.25),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MULTI_AXIS)
+def test_positions_of_three_axes(case: str) -> None:
+    module, config_class, section, head_dim, partial = MULTI_AXIS[case]
+    parameters = {"rope_theta": 1e4, "rope_type": "default", "mrope_section": section, "partial_rotary_factor": partial}
+    config = config_class(
+        hidden_size=head_dim * 2, num_attention_heads=2, head_dim=head_dim, rope_parameters=dict(parameters)
+    )
+    interleaved = "sections" not in case
+    rope = RopeParameters.from_dict(parameters | {"mrope_interleaved": interleaved})
+    ours = RotaryEmbedding(int(head_dim * partial), rope)
+    positions = torch.stack([torch.arange(9) * 3, torch.arange(9) * 7 % 5, 40 - torch.arange(9)])
+    want = module(config)(torch.zeros(1), positions[:, None])
+    for got, theirs in zip(ours(positions), want, strict=True):
+        assert got.shape == (9, int(head_dim * partial)) and torch.allclose(got, theirs[0], rtol=0, atol=1e-6)
+    text = positions[:1].expand(3, -1)
+    for got, alone in zip(ours(text), ours(positions[0]), strict=True):
+        assert torch.equal(got, alone)
+
+
+def test_the_old_type_of_three_axes() -> None:
+    rope = RopeParameters.from_dict({"type": "mrope", "rope_theta": 1e4, "mrope_section": [1, 1, 2]})
+    assert rope.rope_type == "default"
+    axes = rope.axes(8)
+    assert axes is not None and axes.tolist() == [0, 1, 2, 2]
+
+
+def test_sections_must_fill_the_table_and_axes_be_declared() -> None:
+    with pytest.raises(ValueError, match=r"\[2, 3\] must add up to 8"):
+        RotaryEmbedding(16, RopeParameters(theta=1e4, mrope_section=(2, 3)))
+    with pytest.raises(ValueError, match="positions of 3 axes need mrope_section"):
+        RotaryEmbedding(16, RopeParameters(theta=1e4))(torch.zeros(3, 2, dtype=torch.int64))

@@ -82,6 +82,17 @@ def test_rope_parameters_in_every_form(form: dict[str, Any], known: bool, tmp_pa
     assert config.unread_keys() == []
 
 
+def test_rope_parameters_of_three_axes_in_an_old_file(tmp_path: Path) -> None:
+    rope = {"rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    raw = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"} | sizes | rope
+    config = load_config(write(tmp_path, raw))
+    found = rope_parameters(config.text_config)
+    assert (found.rope_type, found.theta, found.mrope_section) == ("default", 1e6, (2, 3, 3))
+    assert not found.mrope_interleaved
+    assert rope_parameters(load_config(write(tmp_path, raw | {"model_type": "nobody_knows"}))) == found
+
+
 def test_rope_keys_that_the_table_does_not_read_stay_unread(tmp_path: Path) -> None:
     values = {"rope_theta": 1e6, "rope_type": "default", "partial_rotary_factor": 0.5, "surprise": 1}
     config = load_config(write(tmp_path, QWEN3 | {"rope_parameters": values}))
