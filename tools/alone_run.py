@@ -1,0 +1,76 @@
+"""What tools/alone runs in an environment that has the runtime and one plugin: list, inspect, check and generate.
+
+One process for all of a family's tiny checkpoints; the environment's own `rtp` lists the plugins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PROMPT = "5,7,11,13,17,19,23"
+
+
+def main(family: str) -> int:
+    import torch
+
+    import rtp_runtime
+    from rtp_runtime.testing.tiny_configs import FAMILIES
+
+    torch.set_num_threads(1)
+    if not Path(rtp_runtime.__file__).is_relative_to(sys.prefix):
+        print(f"rtp_runtime comes from {rtp_runtime.__file__}, not from this environment", file=sys.stderr)
+        return 1
+    problems = listing(family)
+    for name in FAMILIES[family]:
+        problems += checkpoint(name)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def listing(family: str) -> list[str]:
+    """`rtp plugins` names this plugin, whole, and no other."""
+    command = [str(Path(sys.prefix) / "bin" / "rtp"), "plugins", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout) if done.returncode == 0 else {}
+    names = [plugin["distribution"] for plugin in found.get("plugins", ())]
+    if names != [f"rtp-plugin-{family}"] or found.get("failures"):
+        return [f"`rtp plugins` exits {done.returncode} and lists {names}: {done.stdout}{done.stderr}"]
+    return []
+
+
+def checkpoint(name: str) -> list[str]:
+    """Write a tiny checkpoint and run every command on it; one line on stdout, and what failed."""
+    from rtp_runtime.testing.tiny_models import write_tiny
+
+    started = time.monotonic()
+    with contextlib.redirect_stderr(io.StringIO()):
+        write_tiny(name, name)
+    problems = []
+    for words in (("inspect", name), ("check", name), ("generate", name, "--token-ids", PROMPT, "--max-tokens", "8")):
+        status, said = run(words)
+        if status:
+            problems.append(f"`rtp {' '.join(words)}` exits {status}:\n{said}")
+    verdict = "failed" if problems else "inspect, check, generate"
+    print(f"{name:22} {verdict:26} {time.monotonic() - started:5.1f} s", flush=True)
+    return problems
+
+
+def run(words: Sequence[str]) -> tuple[int, str]:
+    from rtp_runtime.cli import main as rtp
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = rtp(list(words))
+    return status, out.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
