@@ -259,6 +259,9 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "embedding": ("embedding:embedding", True),
         "rms_norm": ("norm:rms_norm", True),
         "layer_norm": ("norm:layer_norm", True),
+        "gated_rms_norm": ("norm:gated_rms_norm", False),
+        "causal_conv": ("conv:causal_conv", False),
+        "gated_delta_rule": ("delta_rule:gated_delta_rule", False),
         "rotary": ("rotary:rotary", True),
         "rotary_angles": ("rotary:rotary_angles", False),
         "gated_activation": ("activation:gated_activation", False),
@@ -266,7 +269,11 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "write_state": ("state:write_state", True),
         "select": ("selection:select", True),
         "paged_attention": ("attention:paged_attention", False),
+        "latent_attention": ("latent_attention:latent_attention", False),
         "route": ("moe:route", False),
+        "hyper_connection": ("hyper_connection:hyper_connection", False),
+        "hyper_expand": ("hyper_connection:hyper_expand", False),
+        "hyper_collapse": ("hyper_connection:hyper_collapse", False),
         "experts": ("moe:experts", False),
     }
 )

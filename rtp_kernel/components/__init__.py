@@ -3,7 +3,10 @@
 from rtp_kernel.components.attention import Attention
 from rtp_kernel.components.base import Binding, Component, bind_components, components, parameter, prepare_components
 from rtp_kernel.components.embedding import Embedding
+from rtp_kernel.components.hyper_connection import HyperConnection, HyperHead
+from rtp_kernel.components.latent_attention import LatentAttention, LatentUp
 from rtp_kernel.components.linear import Linear, MergedLinear
+from rtp_kernel.components.linear_attention import CausalConv, GatedDeltaRule, GatedRMSNorm
 from rtp_kernel.components.mlp import Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
@@ -12,11 +15,18 @@ from rtp_kernel.components.rotary import RopeParameters, Rotary, RotaryEmbedding
 __all__ = [
     "Attention",
     "Binding",
+    "CausalConv",
     "Component",
     "Embedding",
     "Experts",
     "Gate",
+    "GatedDeltaRule",
     "GatedMLP",
+    "GatedRMSNorm",
+    "HyperConnection",
+    "HyperHead",
+    "LatentAttention",
+    "LatentUp",
     "LayerNorm",
     "Linear",
     "MergedLinear",
