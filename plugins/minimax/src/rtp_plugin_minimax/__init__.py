@@ -14,4 +14,4 @@ RTP_API = "0.1"
 
 @hookimpl
 def rtp_register_models(models: ModelRegistry) -> None:
-    """Nothing yet."""
+    models.add("MiniMaxM2ForCausalLM", "rtp_plugin_minimax.minimax_m2")
