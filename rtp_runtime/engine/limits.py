@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def model_limits(config: Any, path: str | Path | None, tokenizer_eos: Iterable[i
     if not isinstance(vocab_size, int) or vocab_size < 1:
         raise ConfigError(f"config.json gives vocab_size={vocab_size!r}: give the number of rows of the output head")
     context = _read(config, "max_position_embeddings")
-    eos = set(tokenizer_eos) | _ids(_read(config, "eos_token_id"))
+    eos = set(tokenizer_eos) | _ids(_read(config, "eos_token_id")) | _ids(config.raw.get("eos_token_id"))
     if path is not None:
         eos |= _ids(_generation_config(Path(path)).get("eos_token_id"))
     return ModelLimits(
@@ -43,10 +43,10 @@ def model_limits(config: Any, path: str | Path | None, tokenizer_eos: Iterable[i
 
 
 def _read(config: Any, key: str) -> Any:
-    """A key of config.json, at the top or in the text part of a wrapper; else transformers' default for it."""
+    """A key of config.json, in the text part of a wrapper or at the top; else transformers' default for it."""
     raw = config.raw
-    for part in (raw, raw.get("text_config") or {}):
-        if part.get(key) is not None:
+    for part in (raw.get("text_config"), raw):
+        if isinstance(part, Mapping) and part.get(key) is not None:
             return part[key]
     hf: Any = config.hf
     text = hf.get_text_config() if hasattr(hf, "get_text_config") else hf

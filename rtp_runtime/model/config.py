@@ -91,6 +91,36 @@ def load_config(path: str | Path, *, trust_remote_code: bool = False) -> ModelCo
     return ModelConfig(raw, file, trust_remote_code=trust_remote_code)
 
 
+class TextConfig:
+    """The language model's part of a wrapper's config, with the wrapper's word on whether the head is tied."""
+
+    def __init__(self, wrapper: Any, text: Any) -> None:
+        self._wrapper = wrapper
+        self._text = text
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name == "tie_word_embeddings":
+            return self._tied()
+        return getattr(self._text, name)
+
+    def _tied(self) -> bool:
+        tied: bool = self._wrapper.tie_word_embeddings
+        own: bool = getattr(self._text, "tie_word_embeddings", tied)
+        said = self._wrapper.tie_flags() if hasattr(self._wrapper, "tie_flags") else {"tie_word_embeddings": tied}
+        return tied if "tie_word_embeddings" in said else own
+
+
+def text_config(config: Any) -> Any:
+    """What a language model reads its numbers from: the `text_config` of a wrapper (vision-language), or `config`.
+
+    Whether the output head is tied is the wrapper's decision; where its file says nothing, the text part's.
+    """
+    text = getattr(config, "text_config", None)
+    return config if text is None else TextConfig(config, text)
+
+
 def _architecture(raw: Mapping[str, Any], path: Path | None) -> str:
     names = raw.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str) and names[0].isidentifier():

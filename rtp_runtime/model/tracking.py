@@ -57,6 +57,10 @@ class Reads:
             self._read.add((*outer[: outer.index("rope_parameters")], name))
         self._read.update((*outer, source) for source in DERIVED.get(name, ()))
 
+    def holds(self, path: Path) -> bool:
+        """Whether the file has anything at `path`."""
+        return any(key[: len(path)] == path for key in self._keys)
+
     def unread(self) -> list[str]:
         """Dotted keys that were not read, in the file's order."""
         return [".".join(path) for path in self._keys if not self._was_read(path)]
@@ -151,7 +155,8 @@ def tracked(config: Any, name: str, path: Path, reads: Reads, origin: str) -> An
     if isinstance(value, dict):
         return TrackedDict(value, inner, reads)
     if hasattr(value, "model_type") and hasattr(value, "to_dict"):
-        return TrackedConfig(value, inner, reads, origin)
+        # Older files of wrappers hold the text model's keys at the top, and transformers makes the nested config.
+        return TrackedConfig(value, inner if reads.holds(inner) else path, reads, origin)
     reads.record(inner)
     return value
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rtp_runtime.errors import ConfigError
-from rtp_runtime.model import ModelConfig, load_config, rope_parameters
+from rtp_runtime.model import ModelConfig, load_config, rope_parameters, text_config
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -210,6 +210,34 @@ def test_tie_flags_and_dtype_at_any_level() -> None:
     assert config.declared_dtype() == "bfloat16"
     assert ModelConfig({"architectures": ["X"], "torch_dtype": "torch.float16"}).declared_dtype() == "float16"
     assert ModelConfig({"architectures": ["X"]}).declared_dtype() is None
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "tied"),
+    [(True, None, True), (False, True, False), (None, True, True), (None, None, False), (True, False, True)],
+)
+def test_the_text_part_of_a_wrapper(outer: bool | None, inner: bool | None, tied: bool, tmp_path: Path) -> None:
+    raw: dict[str, Any] = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}
+    raw["text_config"] = {"model_type": "qwen3_vl_text", "hidden_size": 48}
+    for part, value in ((raw, outer), (raw["text_config"], inner)):
+        if value is not None:
+            part["tie_word_embeddings"] = value
+    config = load_config(write(tmp_path, raw))
+    text = text_config(config)
+    assert (text.hidden_size, text.tie_word_embeddings) == (48, tied)
+    assert text_config(config.hf).hidden_size == 48
+    assert config.unread_keys() == ["text_config.model_type"]
+    plain = load_config(write(tmp_path, QWEN3))
+    assert text_config(plain) is plain
+
+
+def test_the_text_part_that_an_old_file_holds_at_its_top(tmp_path: Path) -> None:
+    raw = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "hidden_size": 48}
+    raw |= {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}, "mystery": 1}
+    config = load_config(write(tmp_path, raw))
+    text = text_config(config)
+    assert text.hidden_size == 48 and rope_parameters(text).mrope_section == (1, 1, 1)
+    assert config.unread_keys() == ["mystery"]
 
 
 def test_importing_the_package_loads_neither_torch_nor_transformers() -> None:
