@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rtp_kernel.ops.activation import activation as activate
+
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:
     """Root-mean-square norm of x [..., dim]; weight [dim] or None.
@@ -26,3 +28,15 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Layer norm of x [..., dim]; weight and bias [dim] or None."""
     return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, activation: str = "silu", wide: bool = False
+) -> Tensor:
+    """norm(x) * w * act(gate) of x and gate [..., dim], weight [dim]; norm, activation and last product in float32.
+
+    The product with w is in x's dtype (Qwen3NextRMSNormGated), or with `wide` in float32 (Glm5NextTextRMSNormGated).
+    """
+    normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    weighted = normed * weight.float() if wide else normed.to(x.dtype) * weight
+    return (weighted * activate(gate.float(), activation)).to(x.dtype)

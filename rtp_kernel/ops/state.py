@@ -68,3 +68,29 @@ def slot_runs(batch: ForwardBatch, group: int) -> Iterator[SlotRun]:
             pieces = tuple((range(a, b), tuple(copies.get(b - 1, ()))) for a, b in zip(begins, ends, strict=True))
             yield SlotRun(request, reads[request], writes[request], pieces)
         start = stop
+
+
+def prefill_runs(batch: ForwardBatch, group: int) -> Iterator[SlotRun]:
+    """The `slot_runs` of requests behind the decode part."""
+    return (run for run in slot_runs(batch, group) if run.request >= batch.num_decodes)
+
+
+def decode_steps(batch: ForwardBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    """The decode part token by token, all requests at once: (requests [N], their token rows [N]), both int64.
+
+    One step, or as many as the longest request with drafts has tokens; a request is in as many as it has tokens.
+    """
+    lens = torch.tensor(batch.query_lens[: batch.num_decodes], dtype=torch.int64)
+    first = lens.cumsum(0) - lens
+    for step in range(int(lens.max()) if len(lens) else 0):
+        requests = torch.nonzero(lens > step).squeeze(-1)
+        device = batch.input_ids.device
+        yield requests.to(device), (first[requests] + step).to(device)
+
+
+def leave_copies(states: Tensor, rows: Tensor, view: StateView, batch: ForwardBatch) -> None:
+    """Copy states [N, *axes], each that after the token in its row of `rows` [N], to the slots that want them."""
+    wanted = batch.groups[view.group].snapshots
+    if wanted is not None and len(wanted):
+        place, copy = torch.nonzero(rows[:, None] == wanted[:, 0], as_tuple=True)
+        view.data[wanted[copy, 1]] = states[place].to(view.data.dtype)

@@ -165,3 +165,101 @@ class Mix:
 def mix() -> type[Mix]:
     """The builder of random steps."""
     return Mix
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotMix:
+    """A step over states of which each request has one: what it read, how many tokens are new, where copies are due."""
+
+    lens: Sequence[int]
+    """New tokens of each request."""
+    new: Sequence[int] = ()
+    """Requests that read the null slot."""
+    decodes: int = 0
+    """Leading requests of the decode part (more than one token each: drafts)."""
+    padding: int = 0
+    copies: Sequence[tuple[int, int]] = ()
+    """(request, tokens of this step): a copy of the state after them is due."""
+    in_place: bool = True
+    """Whether requests write the slot that they read."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lens) + self.padding
+
+    def rows(self, request: int) -> slice:
+        start = sum(self.lens[:request])
+        return slice(start, start + self.lens[request])
+
+    def build(self, states: Tensor) -> tuple[ForwardBatch, StateView]:
+        """States [requests, *axes] that are held before; zeros for new ones, NaN in every slot that nobody reads."""
+        count = len(self.lens)
+        order = torch.randperm(2 * count + len(self.copies), generator=torch.Generator().manual_seed(1)) + 2
+        data = torch.full((len(order) + 3, *states.shape[1:]), float("nan"), dtype=states.dtype)
+        data[0] = 0
+        read, write, spare = order[:count].clone(), order[:count].clone(), order[count:]
+        if not self.in_place:
+            write, spare = spare[:count], spare[count:]
+        data[read] = states
+        for request in self.new:
+            data[read[request]] = float("nan")
+            read[request] = 0
+        copies = [(self.rows(r).start + n - 1, int(slot)) for (r, n), slot in zip(self.copies, spare, strict=False)]
+        snapshots = torch.tensor([*copies, (-1, -1)], dtype=torch.int64)
+        group = GroupBatch(read=read, write=write, snapshots=snapshots)
+        index = torch.cat([*(torch.arange(n) + 7 for n in self.lens), torch.full((self.padding,), -1)])
+        request = torch.repeat_interleave(torch.arange(count + 1), torch.tensor([*self.lens, self.padding]))
+        batch = ForwardBatch(
+            input_ids=torch.zeros(self.num_tokens, dtype=torch.long),
+            index=index,
+            positions=index.clamp(min=0),
+            request=torch.repeat_interleave(torch.arange(count + 1), torch.tensor([*self.lens, self.padding]))
+            % max(count, 1),
+            query_start=torch.tensor([0, *self.lens]).cumsum(0).int(),
+            seq_lens=torch.tensor([n + 7 for n in self.lens], dtype=torch.int32),
+            groups=(group,),
+            num_decodes=self.decodes,
+            num_decode_tokens=sum(self.lens[: self.decodes]),
+            query_lens=tuple(self.lens),
+            kv_lens=tuple(n + 7 for n in self.lens),
+        )
+        return batch, StateView(data, 0)
+
+    def check(
+        self, after: Callable[[int, int], Tensor], view: StateView, batch: ForwardBatch, tolerance: float
+    ) -> None:
+        """`after(request, tokens)` is the state wanted; every slot that nobody was told to write is as it was."""
+        group = batch.groups[0]
+        assert group.read is not None and group.write is not None and group.snapshots is not None
+        told = {0} | set(group.read.tolist())
+        for request, length in enumerate(self.lens):
+            if length:
+                told.add(int(group.write[request]))
+                assert torch.allclose(view.data[group.write[request]], after(request, length), rtol=0, atol=tolerance)
+        for (request, length), (_, slot) in zip(self.copies, group.snapshots.tolist(), strict=False):
+            told.add(slot)
+            assert torch.allclose(view.data[slot], after(request, length), rtol=0, atol=tolerance)
+        assert bool((view.data[0] == 0).all()), "the null slot was written"
+        free = [slot for slot in range(len(view.data)) if slot not in told]
+        assert bool(view.data[free].isnan().all()), "a slot was written that nobody asked for"
+
+
+@pytest.fixture(scope="session")
+def slot_mix() -> type[SlotMix]:
+    """The builder of random steps over slots."""
+    return SlotMix
+
+
+@pytest.fixture(scope="session")
+def slot_mixes() -> dict[str, SlotMix]:
+    """Steps that every op with a state per request is tested with."""
+    return {
+        "prefill": SlotMix(lens=(70, 4, 1), new=(0, 1)),
+        "decode": SlotMix(lens=(1, 1, 1), new=(1,), decodes=3),
+        "mixture": SlotMix(lens=(1, 1, 130, 9), new=(3,), decodes=2, in_place=False),
+        "copies": SlotMix(lens=(1, 1, 70, 9), decodes=2, copies=((1, 1), (2, 64), (2, 65), (2, 70), (3, 3))),
+        "drafts": SlotMix(lens=(3, 1, 2, 5), new=(1,), decodes=3, copies=((0, 1), (0, 2), (2, 1), (0, 3))),
+        "padding": SlotMix(lens=(1, 6), decodes=1, padding=4),
+        "empty requests": SlotMix(lens=(1, 0, 5), decodes=1),
+        "nothing real": SlotMix(lens=(), padding=3),
+    }

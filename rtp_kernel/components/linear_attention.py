@@ -1,0 +1,112 @@
+"""What layers of linear attention are made of: the short convolution, the gated delta rule, and the gated norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rtp_kernel.batch import ForwardBatch, StateView
+from rtp_kernel.components.base import Binding, Component, parameter
+from rtp_kernel.ops.activation import check_activation
+from rtp_kernel.ops.conv import causal_conv
+from rtp_kernel.ops.delta_rule import gated_delta_rule
+from rtp_kernel.ops.norm import gated_rms_norm
+from rtp_kernel.registry import OpFunction
+
+
+class CausalConv(Component):
+    """x [T, channels] -> like x: one causal filter per channel, then the activation; `weight` [channels, 1, kernel].
+
+    `state` is a view of [slots, channels, kernel - 1]: `SlotState(axes={"channels": channels, "taps": kernel - 1})`. A
+    `dtype` pins the weight, and then the product is computed in it.
+    """
+
+    def __init__(
+        self, channels: int, kernel_size: int, activation: str | None = "silu", *, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.activation = None if activation is None else check_activation(activation)
+        self.weight = parameter(channels, 1, kernel_size, dtype=dtype)
+        self._op: OpFunction = causal_conv
+
+    def bind(self, binding: Binding) -> None:
+        channels, _, kernel = self.weight.shape
+        shapes = {"channels": channels, "kernel": kernel}
+        self._op = binding.op("causal_conv", shapes=shapes, options={"activation": self.activation})
+
+    def forward(self, x: Tensor, batch: ForwardBatch, state: StateView) -> Tensor:
+        out: Tensor = self._op(x, self.weight, state, batch, activation=self.activation)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, kernel={self.weight.shape[-1]}, activation={self.activation}"
+
+
+class GatedDeltaRule(Component):
+    """Linear attention with a decaying, corrected state; see `rtp_kernel.ops.delta_rule` for the rule.
+
+    q, k [T, key heads, key dim], v [T, value heads, value dim], log decay g [T, value heads] or [T, value heads, key
+    dim] float32, beta [T, value heads] -> [T, value heads, value dim]. `state` is a view of [slots, value heads, key
+    dim, value dim]: `SlotState(axes={"heads": ..., "key": ..., "value": ...}, dtype="float32")`. `scale` defaults to
+    key dim^-0.5; q and k are l2-normalised with `norm_eps`, or not with None.
+    """
+
+    def __init__(
+        self,
+        num_key_heads: int,
+        num_value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        scale: float | None = None,
+        norm_eps: float | None = 1e-6,
+    ) -> None:
+        super().__init__()
+        if num_value_heads % num_key_heads:
+            raise ValueError(f"{num_value_heads} value heads cannot share {num_key_heads} key heads: no multiple")
+        self._shapes = {
+            "key heads": num_key_heads,
+            "value heads": num_value_heads,
+            "key dim": key_dim,
+            "value dim": value_dim,
+        }
+        self._options = {"scale": key_dim**-0.5 if scale is None else scale, "norm_eps": norm_eps}
+        self._op: OpFunction = gated_delta_rule
+
+    def bind(self, binding: Binding) -> None:
+        self._op = binding.op("gated_delta_rule", shapes=self._shapes, options=self._options)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, batch: ForwardBatch, state: StateView
+    ) -> Tensor:
+        out: Tensor = self._op(q, k, v, g, beta, state, batch, **self._options)
+        return out
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self._shapes.items())
+
+
+class GatedRMSNorm(Component):
+    """norm(x) * w * act(gate) of x and gate [..., dim]; `weight` [dim].
+
+    `wide` multiplies by the weight in float32 (GLM-5.3); else the normalised x is cast first (Qwen3-Next).
+    """
+
+    def __init__(self, dim: int, eps: float, activation: str = "silu", *, wide: bool = False) -> None:
+        super().__init__()
+        self.eps = eps
+        self.activation = check_activation(activation)
+        self.wide = wide
+        self.weight = parameter(dim)
+        self._op: OpFunction = gated_rms_norm
+
+    def bind(self, binding: Binding) -> None:
+        options = {"activation": self.activation, "wide": self.wide}
+        self._op = binding.op("gated_rms_norm", shapes={"dim": self.weight.shape[0]}, options=options)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        out: Tensor = self._op(x, gate, self.weight, self.eps, activation=self.activation, wide=self.wide)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}, activation={self.activation}"
