@@ -256,6 +256,7 @@ def default_registry() -> OpRegistry:
 _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
     {
         "linear": ("linear:linear", False),
+        "grouped_linear": ("linear:grouped_linear", False),
         "embedding": ("embedding:embedding", True),
         "rms_norm": ("norm:rms_norm", True),
         "layer_norm": ("norm:layer_norm", True),
@@ -269,6 +270,7 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "write_state": ("state:write_state", True),
         "select": ("selection:select", True),
         "paged_attention": ("attention:paged_attention", False),
+        "index_scores": ("token_index:index_scores", False),
         "latent_attention": ("latent_attention:latent_attention", False),
         "route": ("moe:route", False),
         "hyper_connection": ("hyper_connection:hyper_connection", False),

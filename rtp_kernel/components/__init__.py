@@ -5,12 +5,13 @@ from rtp_kernel.components.base import Binding, Component, bind_components, comp
 from rtp_kernel.components.embedding import Embedding
 from rtp_kernel.components.hyper_connection import HyperConnection, HyperHead
 from rtp_kernel.components.latent_attention import LatentAttention, LatentUp
-from rtp_kernel.components.linear import Linear, MergedLinear
+from rtp_kernel.components.linear import GroupedLinear, Linear, MergedLinear
 from rtp_kernel.components.linear_attention import CausalConv, GatedDeltaRule, GatedRMSNorm
 from rtp_kernel.components.mlp import Gate, GatedMLP
-from rtp_kernel.components.moe import Experts, TopKRouter
+from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
 from rtp_kernel.components.rotary import RopeParameters, Rotary, RotaryEmbedding
+from rtp_kernel.components.token_indexer import TokenIndexer
 
 __all__ = [
     "Attention",
@@ -23,6 +24,8 @@ __all__ = [
     "GatedDeltaRule",
     "GatedMLP",
     "GatedRMSNorm",
+    "GroupedLinear",
+    "HashRouter",
     "HyperConnection",
     "HyperHead",
     "LatentAttention",
@@ -34,6 +37,7 @@ __all__ = [
     "RopeParameters",
     "Rotary",
     "RotaryEmbedding",
+    "TokenIndexer",
     "TopKRouter",
     "bind_components",
     "components",

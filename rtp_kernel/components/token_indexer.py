@@ -1,0 +1,91 @@
+"""The indexer of DeepSeek sparse attention: a small attention of its own that selects the tokens worth attending to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rtp_kernel.batch import ForwardBatch, StateView
+from rtp_kernel.components.base import Binding, Component
+from rtp_kernel.components.linear import Linear
+from rtp_kernel.components.norm import LayerNorm
+from rtp_kernel.components.rotary import Rotary
+from rtp_kernel.ops.attention import Span, spans
+from rtp_kernel.ops.selection import select
+from rtp_kernel.ops.state import write_state
+from rtp_kernel.ops.token_index import index_scores
+from rtp_kernel.registry import OpFunction
+
+MAX_SCORES = 1 << 26
+"""Scores that are held at once: 256 MiB. Longer spans are scored and selected from in parts."""
+REGIMES = ("decode", "verify", "prefill")
+
+
+class TokenIndexer(Component):
+    """hidden [T, hidden], q_resid [T, q_rank], (cos, sin) -> selection int64 [T, 1, k], k <= `top_k`; -1 = none.
+
+    Each token's index key [head_dim] goes into a paged state. The leading dimensions of query and key are rotated, as
+    many as cos has, in `rope_layout` ("half" in DeepSeek-V3.2, "interleaved_to_half" in GLM-5). The head weights are
+    computed in float32, as the released code of DeepSeek-V3.2 does.
+    """
+
+    def __init__(
+        self, hidden: int, q_rank: int, num_heads: int, head_dim: int, top_k: int, *, rope_layout: str = "half"
+    ) -> None:
+        super().__init__()
+        if top_k < 1:
+            raise ValueError(f"token indexer: top_k {top_k}; at least 1 token must be selected")
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.top_k = top_k
+        self.wq_b = Linear(q_rank, num_heads * head_dim)
+        self.wk = Linear(hidden, head_dim)
+        self.k_norm = LayerNorm(head_dim, 1e-6)
+        self.weights_proj = Linear(hidden, num_heads, dtype=torch.float32)
+        self.rotary = Rotary(rope_layout)
+        self._write: OpFunction = write_state
+        self._score: dict[str, OpFunction] = dict.fromkeys(REGIMES, index_scores)
+        self._select: OpFunction = select
+
+    def bind(self, binding: Binding) -> None:
+        shapes = {"heads": self.num_heads, "head dim": self.head_dim}
+        self._write = binding.op("write_state", shapes={"width": self.head_dim})
+        self._score = {regime: binding.op("index_scores", regime=regime, shapes=shapes) for regime in REGIMES}
+        self._select = binding.op("select", shapes={"k": self.top_k})
+
+    def forward(
+        self, hidden: Tensor, q_resid: Tensor, rotation: tuple[Tensor, Tensor], batch: ForwardBatch, view: StateView
+    ) -> Tensor:
+        q = self.wq_b(q_resid).unflatten(-1, (self.num_heads, self.head_dim))  # [T, heads, D]
+        k = self.k_norm(self.wk(hidden))
+        q, k = self.rotary(q, k[:, None], *rotation)
+        self._write(k[:, 0], view, batch)
+        weights = self.weights_proj(hidden).float() * self.num_heads**-0.5  # [T, heads]
+        chosen = [
+            self._chosen(self._score[regime], q, weights, view, batch, part)
+            for regime, span in spans(batch)
+            for part in _parts(batch, span)
+        ]
+        width = max((part.shape[-1] for part in chosen), default=0)
+        padded = [functional.pad(part, (0, width - part.shape[-1]), value=-1) for part in chosen]
+        return torch.cat(padded) if padded else torch.zeros(0, 1, 0, dtype=torch.long, device=q.device)
+
+    def _chosen(
+        self, score: OpFunction, q: Tensor, weights: Tensor, view: StateView, batch: ForwardBatch, span: Span
+    ) -> Tensor:
+        rows = slice(span.rows.start, span.rows.stop)
+        scores = score(q[rows], weights[rows], view, batch, span, scale=self.head_dim**-0.5)  # [rows, 1, places]
+        chosen: Tensor = self._select(scores, self.top_k)
+        return chosen
+
+    def extra_repr(self) -> str:
+        return f"heads={self.num_heads}, dim={self.head_dim}, top_k={self.top_k}"
+
+
+def _parts(batch: ForwardBatch, span: Span) -> list[Span]:
+    """The span in parts whose scores are few enough to be held at once."""
+    longest = max((batch.kv_lens[request] for request in span.requests), default=0)
+    step = max(1, MAX_SCORES // max(1, longest))
+    starts = range(span.rows.start, span.rows.stop, step)
+    return [Span(span.requests, range(start, min(start + step, span.rows.stop))) for start in starts]
