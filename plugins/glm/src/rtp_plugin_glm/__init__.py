@@ -1,4 +1,4 @@
-"""The GLM plugin: says which architectures it provides. Imports no torch; models are imported when asked for."""
+"""The GLM plugin: says which architectures it provides. Imports no torch; the models are imported when asked for."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ RTP_API = "0.1"
 
 @hookimpl
 def rtp_register_models(models: ModelRegistry) -> None:
-    """Nothing yet."""
+    models.add("GlmForCausalLM", "rtp_plugin_glm.glm")
