@@ -15,3 +15,4 @@ RTP_API = "0.1"
 @hookimpl
 def rtp_register_models(models: ModelRegistry) -> None:
     models.add("GlmForCausalLM", "rtp_plugin_glm.glm")
+    models.add("Glm4ForCausalLM", "rtp_plugin_glm.glm4")
