@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rtp_kernel.components.base import Binding, Component, parameter
-from rtp_kernel.ops.linear import linear
+from rtp_kernel.ops.linear import grouped_linear, linear
 from rtp_kernel.registry import OpFunction, implementation_of
 
 
@@ -89,3 +89,31 @@ class MergedLinear(Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, parts={self.parts}"
+
+
+class GroupedLinear(Component):
+    """x [..., groups, in_features] -> [..., groups, out_features / groups]: each group has a matrix of its own.
+
+    `weight` [out_features, in_features] holds the groups' matrices one below the other (DeepSeek-V4's `o_a_proj`).
+    """
+
+    def __init__(self, in_features: int, out_features: int, groups: int) -> None:
+        super().__init__()
+        if out_features % groups:
+            raise ValueError(f"{out_features} output features cannot be dealt to {groups} groups: no multiple")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.groups = groups
+        self.weight = parameter(out_features, in_features)
+        self._op: OpFunction = grouped_linear
+
+    def bind(self, binding: Binding) -> None:
+        shapes = {"in": self.in_features, "out": self.out_features, "groups": self.groups}
+        self._op = binding.op("grouped_linear", shapes=shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._op(x, self.weight)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"in={self.in_features}, out={self.out_features}, groups={self.groups}"

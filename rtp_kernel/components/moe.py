@@ -14,7 +14,39 @@ from rtp_kernel.ops.moe import GROUP_SCORES, SCORES, experts, route
 from rtp_kernel.registry import OpFunction
 
 
-class TopKRouter(Component):
+class _Router(Component):
+    """The product with the gate's `weight` [experts, hidden], and the op `route`."""
+
+    def __init__(
+        self, hidden: int, num_experts: int, *, score: str, k: int, dtype: torch.dtype | None, **options: Any
+    ) -> None:
+        super().__init__()
+        group_score = options.get("group_score", "top2")
+        if score not in SCORES or group_score not in GROUP_SCORES:
+            raise ValueError(f'router score "{score}", group score "{group_score}": known are {SCORES}, {GROUP_SCORES}')
+        if not 1 <= k <= num_experts:
+            raise ValueError(f"router: {k} experts per token of {num_experts}")
+        self.weight = parameter(num_experts, hidden, dtype=dtype)
+        self.num_experts = num_experts
+        self.hidden = hidden
+        self.top_k = k
+        self._pinned = dtype
+        self._options = {"k": k, "score": score, **options}
+        self._linear: OpFunction = linear
+        self._route: OpFunction = route
+
+    def bind(self, binding: Binding) -> None:
+        shapes = {"in": self.hidden, "out": self.num_experts}
+        self._linear = binding.op("linear", shapes=shapes, dtype=self._pinned)
+        self._route = binding.op("route", shapes={"experts": self.num_experts}, options=self._options)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[T, experts], in the dtype of the weight where that is pinned."""
+        logits: Tensor = self._linear(x if self._pinned is None else x.to(self._pinned), self.weight, None)
+        return logits
+
+
+class TopKRouter(_Router):
     """x [T, hidden] -> weights [T, k], ids [T, k] int64; `weight` [experts, hidden].
 
     `bias` adds `e_score_correction_bias` [experts], float32. The other arguments are those of the op `route`. `dtype`
@@ -37,40 +69,60 @@ class TopKRouter(Component):
         group_score: str = "top2",
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        if score not in SCORES or group_score not in GROUP_SCORES:
-            raise ValueError(f'router score "{score}", group score "{group_score}": known are {SCORES}, {GROUP_SCORES}')
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(f"router: {top_k} experts per token of {num_experts}")
-        self.weight = parameter(num_experts, hidden, dtype=dtype)
+        super().__init__(
+            hidden,
+            num_experts,
+            k=top_k,
+            dtype=dtype,
+            score=score,
+            renormalize=renormalize,
+            renormalize_eps=renormalize_eps,
+            scale=scale,
+            groups=groups,
+            top_groups=top_groups,
+            group_score=group_score,
+        )
         self.e_score_correction_bias = parameter(num_experts, dtype=torch.float32) if bias else None
-        self.num_experts = num_experts
-        self.hidden = hidden
-        self.top_k = top_k
-        self._pinned = dtype
-        self._options: dict[str, Any] = {
-            "k": top_k,
-            "score": score,
-            "renormalize": renormalize,
-            "renormalize_eps": renormalize_eps,
-            "scale": scale,
-            "groups": groups,
-            "top_groups": top_groups,
-            "group_score": group_score,
-        }
-        self._linear: OpFunction = linear
-        self._route: OpFunction = route
-
-    def bind(self, binding: Binding) -> None:
-        shapes = {"in": self.hidden, "out": self.num_experts}
-        self._linear = binding.op("linear", shapes=shapes, dtype=self._pinned)
-        self._route = binding.op("route", shapes={"experts": self.num_experts}, options=self._options)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self._pinned is not None:
-            x = x.to(self._pinned)
-        logits = self._linear(x, self.weight, None)
-        weights, ids = self._route(logits, self.e_score_correction_bias, **self._options)
+        weights, ids = self._route(self._logits(x), self.e_score_correction_bias, **self._options)
+        return weights, ids
+
+
+class HashRouter(_Router):
+    """x [T, hidden], token ids [T] -> weights [T, k], ids [T, k] int64.
+
+    A table says which experts serve a token, `tid2eid` [vocabulary, k] int64, and the gate's `weight`
+    [experts, hidden] how much each counts (DeepSeek-V4). Arguments as those of `TopKRouter`.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        num_experts: int,
+        top_k: int,
+        vocabulary: int,
+        *,
+        score: str = "softmax",
+        renormalize: bool,
+        renormalize_eps: float = 0.0,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            hidden,
+            num_experts,
+            k=top_k,
+            dtype=dtype,
+            score=score,
+            renormalize=renormalize,
+            renormalize_eps=renormalize_eps,
+            scale=scale,
+        )
+        self.tid2eid = parameter(vocabulary, top_k, dtype=torch.int64)
+
+    def forward(self, x: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        weights, ids = self._route(self._logits(x), None, ids=self.tid2eid[input_ids], **self._options)
         return weights, ids
 
 

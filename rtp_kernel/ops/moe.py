@@ -25,19 +25,21 @@ def route(
     groups: int = 1,
     top_groups: int = 1,
     group_score: str = "top2",
+    ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Experts of each token: logits [T, E] -> weights [T, k] in the logits' dtype, ids [T, k] int64, best first.
 
     Scores are taken in float32. `bias` [E] is added for the selection only, never to the weights. With `groups` > 1
     only experts of the `top_groups` best groups can be chosen; a group's score is its best expert ("max", DeepSeek-V2)
     or the sum of its two best ("top2", DeepSeek-V3). Ties go to the lower id. `renormalize` divides the weights by
-    their sum + `renormalize_eps`.
+    their sum + `renormalize_eps`. `ids` [T, k] is a choice made elsewhere, which is weighted and returned as it is.
     """
     scores = _scores(logits.float(), score)
-    choice = scores if bias is None else scores + bias.float()
-    if groups > 1:
-        choice = _within_best_groups(choice, groups, top_groups, group_score)
-    ids = top_k(choice, k)[1]
+    if ids is None:
+        choice = scores if bias is None else scores + bias.float()
+        if groups > 1:
+            choice = _within_best_groups(choice, groups, top_groups, group_score)
+        ids = top_k(choice, k)[1]
     weights = scores.gather(-1, ids)
     if renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + renormalize_eps)

@@ -83,9 +83,11 @@ class Route(_Deterministic):
 
     name = "cpu_row_chunks"
 
-    def __call__(self, logits: Tensor, bias: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, *, ids: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         slices = list(_chunks(*logits.shape)) or [slice(0, 0)]
-        parts = [moe.route(logits[rows], bias, **options) for rows in slices]
+        parts = [moe.route(logits[rows], bias, ids=None if ids is None else ids[rows], **options) for rows in slices]
         return torch.cat([weights for weights, _ in parts]), torch.cat([ids for _, ids in parts])
 
 

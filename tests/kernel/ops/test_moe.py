@@ -117,3 +117,13 @@ def test_experts_are_those_of_qwen2_moe(dtype: torch.dtype) -> None:
     want = module(x, ids, weights).detach()
     got = experts(x, weights, ids, module.gate_up_proj.detach(), module.down_proj.detach())
     assert torch.equal(got, want)
+
+
+def test_a_choice_made_elsewhere_is_weighted_as_it_is() -> None:
+    """DeepSeek-V4's first layers: the table's experts, in the table's order, with the weights of the gate."""
+    logits, ids = torch.randn(6, EXPERTS), torch.randint(EXPERTS, (6, 3))
+    options: dict[str, Any] = {"k": 3, "score": "sqrtsoftplus", "renormalize": True, "scale": 1.5}
+    weights, found = route(logits, None, ids=ids, **options)
+    wanted = torch.nn.functional.softplus(logits).sqrt().gather(1, ids)
+    assert torch.equal(found, ids)
+    assert torch.allclose(weights, wanted / wanted.sum(-1, keepdim=True) * 1.5, rtol=1e-6)
