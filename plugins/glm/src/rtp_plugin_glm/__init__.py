@@ -16,3 +16,4 @@ RTP_API = "0.1"
 def rtp_register_models(models: ModelRegistry) -> None:
     models.add("GlmForCausalLM", "rtp_plugin_glm.glm")
     models.add("Glm4ForCausalLM", "rtp_plugin_glm.glm4")
+    models.add("Glm4MoeForCausalLM", "rtp_plugin_glm.glm4_moe")

@@ -1,0 +1,49 @@
+"""The other forms in which checkpoints of this family exist, made of tiny ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """The rotary numbers at the top of the config, as files older than `rope_parameters` hold them."""
+    numbers = config.pop("rope_parameters")
+    return config | {key: numbers[key] for key in ("rope_theta", "partial_rotary_factor") if key in numbers}
+
+
+@pytest.fixture
+def write_as_on_the_hub() -> Callable[..., None]:
+    """Changes a checkpoint in place: a flat config, and a multi-token prediction layer behind the last one."""
+
+    def write(directory: Path, layers: int) -> None:
+        file = directory / "config.json"
+        file.write_text(json.dumps(flat(json.loads(file.read_text()))))
+        tensors = load_file(directory / "model.safetensors")
+        last, extra = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+        block = {name.replace(last, extra): tensor.clone() for name, tensor in tensors.items() if name.startswith(last)}
+        size = tensors["model.norm.weight"].shape[0]
+        own = {extra + "enorm.weight": torch.ones(size), extra + "eh_proj.weight": torch.ones(size, 2 * size)}
+        save_file(tensors | block | own, directory / "model.safetensors", metadata={"format": "pt"})
+
+    return write
+
+
+@pytest.fixture
+def write_stacked() -> Callable[[Any, Path], None]:
+    """Writes a transformers model with the tensors that it holds in memory: experts stacked, gate before up."""
+
+    def write(model: Any, directory: Path) -> None:
+        directory.mkdir()
+        model.config.save_pretrained(directory)
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        assert any(name.endswith("experts.gate_up_proj") for name in tensors)
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+    return write
