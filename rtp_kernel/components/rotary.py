@@ -13,7 +13,7 @@ __all__ = ["RopeParameters", "Rotary", "RotaryEmbedding"]
 
 
 class RotaryEmbedding(Component):
-    """positions [T] -> (cos, sin), each [T, rotary_dim] in the model's dtype, computed in float32.
+    """positions [T] -> (cos, sin), each [T, rotary_dim] in the model's dtype or a pinned one, computed in float32.
 
     Positions may be [3, T] (time, height, width) where the parameters have an `mrope_section`. The buffer `inv_freq` is
     float32 whatever the model's dtype, and is made again on the device when bound.
@@ -22,11 +22,12 @@ class RotaryEmbedding(Component):
     inv_freq: Tensor
     axes: Tensor | None
 
-    def __init__(self, rotary_dim: int, rope: RopeParameters) -> None:
+    def __init__(self, rotary_dim: int, rope: RopeParameters, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.rotary_dim = rotary_dim
         self.rope = rope
-        self.dtype = torch.get_default_dtype()
+        self._pinned = dtype
+        self.dtype = dtype or torch.get_default_dtype()
         self._op: OpFunction = rotary_angles
         self._make_table(torch.get_default_device())
 
@@ -38,7 +39,7 @@ class RotaryEmbedding(Component):
         self.register_buffer("axes", None if axes is None else axes.to(device), persistent=False)
 
     def bind(self, binding: Binding) -> None:
-        self.dtype = binding.dtype
+        self.dtype = self._pinned or binding.dtype
         self._op = binding.op("rotary_angles", shapes={"rotary dim": self.rotary_dim})
         self._make_table(binding.device)
 

@@ -69,6 +69,14 @@ class RopeParameters:
         """inv_freq [rotary_dim / 2] float32 on the CPU, and the factor that cos and sin are multiplied by."""
         return _TABLES[self.rope_type](self, rotary_dim)
 
+    def softmax_factor(self) -> float:
+        """What a scaled table multiplies the scale of attention by: yarn's magnitude squared where `mscale_all_dim` is
+        given (DeepSeek), else 1."""
+        if self.rope_type == "default" or not self.mscale_all_dim:
+            return 1.0
+        assert self.factor is not None
+        return yarn_mscale(self.factor, self.mscale_all_dim) ** 2
+
     def axes(self, rotary_dim: int) -> Tensor | None:
         """[rotary_dim / 2] int64 on the CPU: by which axis of positions [3, T] each frequency turns; None = one axis.
 

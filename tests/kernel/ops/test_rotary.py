@@ -19,8 +19,9 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
-from rtp_kernel.components import RotaryEmbedding
+from rtp_kernel.components import Binding, RotaryEmbedding
 from rtp_kernel.ops.rotary import RopeParameters, rotary, rotary_angles
+from rtp_kernel.registry import OpTable, default_registry
 
 TABLES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
@@ -172,3 +173,16 @@ def test_sections_must_fill_the_table_and_axes_be_declared() -> None:
         RotaryEmbedding(16, RopeParameters(theta=1e4, mrope_section=(2, 3)))
     with pytest.raises(ValueError, match="positions of 3 axes need mrope_section"):
         RotaryEmbedding(16, RopeParameters(theta=1e4))(torch.zeros(3, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("parameters", TABLES, ids=lambda p: f"{p['rope_type']}-{len(p)}-{p['rope_theta']}")
+def test_softmax_factor_is_that_of_deepseek(parameters: dict[str, Any]) -> None:
+    want = modeling_deepseek_v3.yarn_apply_mscale(parameters, 1.0)
+    assert RopeParameters.from_dict(parameters).softmax_factor() == pytest.approx(want, rel=1e-15)
+
+
+def test_tables_may_be_pinned_whatever_the_models_dtype() -> None:
+    pinned = RotaryEmbedding(8, RopeParameters(theta=1e4), dtype=torch.float32)
+    pinned.bind(Binding("rotary_emb", OpTable(default_registry(), device="cpu", dtype=torch.bfloat16),
+                        torch.device("cpu"), torch.bfloat16))  # fmt: skip
+    assert {table.dtype for table in pinned(torch.arange(3))} == {torch.float32}
