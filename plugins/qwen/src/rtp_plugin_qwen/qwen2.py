@@ -8,7 +8,17 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from rtp_kernel.batch import Build, ForwardBatch, ModelState, StateView
-from rtp_kernel.components import Attention, Embedding, GatedMLP, Linear, MergedLinear, RMSNorm, Rotary, RotaryEmbedding
+from rtp_kernel.components import (
+    Attention,
+    Embedding,
+    GatedMLP,
+    Linear,
+    MergedLinear,
+    RMSNorm,
+    RopeParameters,
+    Rotary,
+    RotaryEmbedding,
+)
 from rtp_runtime.model import rope_parameters
 from rtp_runtime.state import PagedState, StateDescriptors, WindowState
 from rtp_runtime.weights import Axis, Concat, Descriptor, FromCheckpoint, Tie, Weight, WeightDescriptors
@@ -91,7 +101,11 @@ class Qwen2Model(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(self.decoder_layer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(head_dim(config), rope_parameters(config))
+        self.rotary_emb = RotaryEmbedding(head_dim(config), self.rope(config))
+
+    @staticmethod
+    def rope(config: Any) -> RopeParameters:
+        return rope_parameters(config)
 
     def forward(self, batch: ForwardBatch, state: ModelState) -> Tensor:
         hidden = self.embed_tokens(batch.input_ids)  # [tokens, hidden]
