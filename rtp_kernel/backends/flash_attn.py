@@ -67,6 +67,7 @@ class FlashAttention:
             context.dtype not in (torch.float16, torch.bfloat16) and f"has float16 and bfloat16, not {context.dtype}",
             (head_dim % 8 != 0 or head_dim > MAX_HEAD_DIM) and f"head dim {head_dim}: a multiple of 8 up to 256",
             page_reason(head_dim, context.block_size),
+            bool(context.options.get("selects")) and "attends to every token that is visible",
             context.deterministic and "its result for a row depends on how keys are split among blocks of threads",
         )
 

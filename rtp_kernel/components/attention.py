@@ -21,6 +21,9 @@ class Attention(Component):
     q [T, heads, D], k and v [T, kv heads, D] -> [T, heads * D]. `scale` defaults to D^-0.5. A query sees itself and the
     `window` - 1 tokens before it, or all. `sinks` adds the parameter `sinks` [heads]. Decode and prefill rows of a step
     may be served by different implementations.
+
+    `selects` = n > 0 says that forward is given a selection, int64 [T, groups, k] with groups 1 or kv heads: places of
+    n tokens each (token indices for n = 1), -1 = none. A query then sees only those of its tokens.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Attention(Component):
         window: int | None = None,
         sinks: bool = False,
         soft_cap: float | None = None,
+        selects: int = 0,
     ) -> None:
         super().__init__()
         if num_heads % num_kv_heads:
@@ -45,16 +49,24 @@ class Attention(Component):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.window = window
         self.soft_cap = soft_cap
+        self.selects = selects
         self.sinks = parameter(num_heads) if sinks else None
         self._write: OpFunction = write_kv
         self._attend: dict[str, OpFunction] = dict.fromkeys(REGIMES, paged_attention)
-        self._options = {"scale": self.scale, "window": window, "soft_cap": soft_cap}
+        self._options: dict[str, Any] = {"scale": self.scale, "window": window, "soft_cap": soft_cap}
+        if selects:
+            self._options["tokens_per_place"] = selects
         self._kind: tuple[Any, ...] = (window,)
         self._plans = StepPlans()
 
     def bind(self, binding: Binding) -> None:
         shapes = {"heads": self.num_heads, "kv heads": self.num_kv_heads, "head dim": self.head_dim}
-        options = {"window": self.window, "sinks": self.sinks is not None, "soft_cap": self.soft_cap}
+        options = {
+            "window": self.window,
+            "sinks": self.sinks is not None,
+            "soft_cap": self.soft_cap,
+            "selects": self.selects,
+        }
         self._write = binding.op("write_kv", shapes=shapes)
         self._attend = {
             regime: binding.op("paged_attention", regime=regime, shapes=shapes, options=options) for regime in REGIMES
@@ -74,20 +86,25 @@ class Attention(Component):
             (regime, span, ask(self._attend[regime], span)) for regime, span in spans(batch)
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, kv: StateView) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, kv: StateView, selection: Tensor | None = None
+    ) -> Tensor:
+        if (selection is None) == (self.selects > 0):
+            raise ValueError(
+                f"attention that selects {self.selects} tokens per place: needs a selection if that is > 0"
+            )
         key = (self._kind, kv.group, kv.tokens_per_entry, kv.data.shape, kv.data.stride())
         write_plan, parts = self._plans.get(batch, key, lambda: self._plan(batch, kv))
         self._write(k, v, kv, batch, plan=write_plan)
-        if len(parts) == 1:
+        if len(parts) == 1 and selection is None:
             regime, span, plan = parts[0]
             out: Tensor = self._attend[regime](q, kv, batch, span, sinks=self.sinks, plan=plan, **self._options)
             return out.flatten(1)
-        outs = [
-            self._attend[regime](
-                q[span.rows.start : span.rows.stop], kv, batch, span, sinks=self.sinks, plan=plan, **self._options
-            )
-            for regime, span, plan in parts
-        ]
+        outs = []
+        for regime, span, plan in parts:
+            rows = slice(span.rows.start, span.rows.stop)
+            options = self._options if selection is None else {**self._options, "selection": selection[rows]}
+            outs.append(self._attend[regime](q[rows], kv, batch, span, sinks=self.sinks, plan=plan, **options))
         return torch.cat(outs).flatten(1) if outs else q.flatten(1)
 
     def extra_repr(self) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rtp_kernel.batch import ForwardBatch, StateView
+from rtp_kernel.ops.selection import selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,16 @@ def paged_attention(
     window: int | None = None,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
+    selection: Tensor | None = None,
+    tokens_per_place: int = 1,
     plan: Any = None,
 ) -> Tensor:
     """Attention of the span's rows q [N, heads, D] over their requests' keys, which have been written -> [N, heads, D].
 
     Heads share keys in groups of heads / kv heads. `soft_cap` c bends the scores to c tanh(score / c); `sinks` [heads]
-    are one more logit in each softmax, with no value. Scores and sums are float32.
+    are one more logit in each softmax, with no value. Scores and sums are float32. With a `selection` int64 [N, groups,
+    k] of places (groups 1 or kv heads), a query sees only tokens of its places, each `tokens_per_place` tokens from a
+    multiple of that on; a query that sees none comes out as zeros.
     """
     out = torch.zeros_like(q)
     for request, rows in request_rows(batch, span):
@@ -71,8 +76,16 @@ def paged_attention(
         if window is not None:
             visible &= place > index[:, None] - window
         part = slice(rows.start, rows.stop)
+        if selection is not None:
+            visible = visible[:, None] & chosen_tokens(selection[part], place, batch.kv_lens[request], tokens_per_place)
         out[part] = attend(q[part], keys, values, visible, scale, sinks, soft_cap)
     return out
+
+
+def chosen_tokens(selection: Tensor, tokens: Tensor, length: int, tokens_per_place: int) -> Tensor:
+    """[N, groups, S] bool: whether the selection [N, groups, k] holds the places of tokens [S], all below `length`."""
+    held = selected(selection, -(-length // tokens_per_place))  # [N, groups, places]
+    return held[..., tokens // tokens_per_place]
 
 
 def request_rows(batch: ForwardBatch, span: Span) -> Iterator[tuple[int, range]]:
@@ -98,14 +111,18 @@ def gather_kv(kv: StateView, batch: ForwardBatch, request: int, tokens: range) -
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, sinks: Tensor | None, soft_cap: float | None
 ) -> Tensor:
-    """Attention of q [N, heads, D] over k, v [S, kv heads, D]; visible [N, S] bool -> [N, heads, D]."""
+    """Attention of q [N, heads, D] over k, v [S, kv heads, D]; visible [N, S] or [N, 1 or kv heads, S] bool."""
     grouped = q.float().view(q.shape[0], k.shape[1], -1, q.shape[-1])  # [N, kv, group, D]
     scores = torch.einsum("nkgd,skd->nkgs", grouped, k.float()) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    scores = scores.masked_fill(~visible[:, None, None, :], float("-inf"))
+    chosen = visible.dim() == 3
+    hidden = ~(visible.unsqueeze(2) if chosen else visible[:, None, None])
+    scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         extra = sinks.float().view(1, k.shape[1], -1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, extra), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : k.shape[0]]
+    if chosen:
+        weights = weights.masked_fill(hidden, 0.0)  # where all is hidden, the softmax has no value
     return torch.einsum("nkgs,skd->nkgd", weights, v.float()).flatten(1, 2).to(q.dtype)

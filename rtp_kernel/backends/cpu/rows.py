@@ -162,6 +162,10 @@ class TiledAttention(_Deterministic):
 
     name = "cpu_key_tiles"
 
+    def supports(self, context: OpContext) -> Support:
+        selects = bool(context.options.get("selects")) and "attends to every token that is visible"
+        return Support.unless(*super().supports(context).reasons, selects)
+
     def __call__(
         self,
         q: Tensor,

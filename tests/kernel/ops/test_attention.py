@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
@@ -74,3 +75,59 @@ def test_padding_writes_nothing(mix: Any) -> None:
     changed = (kv.data != before).flatten(2).any(-1)
     assert int(changed.sum()) == sum(new for _, new in step.requests)
     assert bool(torch.isfinite(kv.data).all())
+
+
+def chosen(step: Any, groups: int, k: int, size: int) -> Tensor:
+    """A selection [tokens, groups, k] of places that each query sees, with gaps of -1; NaN-free for padding rows."""
+    rows = []
+    for held, new in step.requests:
+        for index in range(held, held + new):
+            places = torch.stack([torch.randperm(index // size + 1) for _ in range(groups)])[:, :k]
+            rows.append(torch.nn.functional.pad(places, (0, k - places.shape[1]), value=-1))
+    rows += [torch.full((groups, k), -1)] * step.padding
+    return torch.stack(rows) if rows else torch.zeros(0, groups, k, dtype=torch.long)
+
+
+def dense_of_selection(step: Any, selection: Tensor, size: int) -> Tensor:
+    """Attention, query by query, over the tokens that are selected and visible."""
+    out, row = torch.zeros(step.num_tokens, step.heads, step.dim), 0
+    for request, (held, new) in enumerate(step.requests):
+        for index in range(held, held + new):
+            for head in range(step.heads):
+                kv_head = head * step.kv_heads // step.heads
+                places = selection[row, kv_head if selection.shape[1] > 1 else 0].tolist()
+                tokens = [t for p in places if p >= 0 for t in range(p * size, (p + 1) * size) if t <= index]
+                if tokens:
+                    keys, values = step.k[request][tokens, kv_head], step.v[request][tokens, kv_head]
+                    weights = torch.softmax(keys @ step.q[row, head] * step.dim**-0.5, dim=0)
+                    out[row, head] = weights @ values
+            row += 1
+    return out
+
+
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_attends_to_the_selection_only(mix: Any, name: str, size: int, per_head: bool) -> None:
+    step = mix(**MIXES[name], heads=6, kv_heads=3)
+    selection = chosen(step, 3 if per_head else 1, 2, size)
+    batch, kv = step.build(poison=float("nan"))
+    write_kv(step.new(step.k), step.new(step.v), kv, batch)
+    options = {"scale": step.dim**-0.5, "tokens_per_place": size}
+    parts = [
+        paged_attention(step.q[s.rows.start : s.rows.stop], kv, batch, s, selection=selection[s.rows], **options)
+        for _, s in spans(batch)
+    ]
+    assert torch.allclose(torch.cat(parts), dense_of_selection(step, selection, size), rtol=0, atol=2e-6)
+
+
+def test_a_selection_of_everything_changes_nothing_and_one_of_nothing_gives_zeros(mix: Any) -> None:
+    step = mix(requests=[(2, 7)])
+    batch, kv = step.build()
+    write_kv(step.new(step.k), step.new(step.v), kv, batch)
+    ((_, span),) = spans(batch)
+    everything = torch.arange(9).expand(7, 1, -1)
+    whole = paged_attention(step.q, kv, batch, span, scale=0.25)
+    assert torch.equal(paged_attention(step.q, kv, batch, span, scale=0.25, selection=everything), whole)
+    nothing = torch.full_like(everything, -1)
+    assert bool((paged_attention(step.q, kv, batch, span, scale=0.25, selection=nothing) == 0).all())
