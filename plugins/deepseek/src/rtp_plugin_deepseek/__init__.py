@@ -14,4 +14,4 @@ RTP_API = "0.1"
 
 @hookimpl
 def rtp_register_models(models: ModelRegistry) -> None:
-    """Nothing yet."""
+    models.add("DeepseekV2ForCausalLM", "rtp_plugin_deepseek.deepseek_v2")
