@@ -17,14 +17,21 @@ from rtp_kernel.registry import OpFunction
 class CausalConv(Component):
     """x [T, channels] -> like x: one causal filter per channel, then the activation; `weight` [channels, 1, kernel].
 
-    `state` is a view of [slots, channels, kernel - 1]: `SlotState(axes={"channels": channels, "taps": kernel - 1})`. A
-    `dtype` pins the weight, and then the product is computed in it.
+    `state` is a view of [slots, channels, taps]: `SlotState(axes={"channels": channels, "taps": taps})` with taps =
+    (kernel - 1) * dilation. A `dtype` pins the weight, and then the product is computed in it.
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, activation: str | None = "silu", *, dtype: torch.dtype | None = None
+        self,
+        channels: int,
+        kernel_size: int,
+        activation: str | None = "silu",
+        *,
+        dilation: int = 1,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.dilation = dilation
         self.activation = None if activation is None else check_activation(activation)
         self.weight = parameter(channels, 1, kernel_size, dtype=dtype)
         self._op: OpFunction = causal_conv
@@ -32,10 +39,11 @@ class CausalConv(Component):
     def bind(self, binding: Binding) -> None:
         channels, _, kernel = self.weight.shape
         shapes = {"channels": channels, "kernel": kernel}
-        self._op = binding.op("causal_conv", shapes=shapes, options={"activation": self.activation})
+        options = {"activation": self.activation, "dilation": self.dilation}
+        self._op = binding.op("causal_conv", shapes=shapes, options=options)
 
     def forward(self, x: Tensor, batch: ForwardBatch, state: StateView) -> Tensor:
-        out: Tensor = self._op(x, self.weight, state, batch, activation=self.activation)
+        out: Tensor = self._op(x, self.weight, state, batch, activation=self.activation, dilation=self.dilation)
         return out
 
     def extra_repr(self) -> str:

@@ -14,30 +14,44 @@ class RMSNorm(Component):
     """x [..., dim] -> [..., dim]; `weight` [dim], or none at all.
 
     offset 0 normalises in float32, casts, then multiplies by w; offset 1.0 multiplies by 1 + w in float32 before that.
-    A `dtype` of float32 pins the weight and multiplies in float32 before the cast as well.
+    A `dtype` of float32 pins the weight and multiplies in float32 before the cast as well. With `groups`, x is
+    [..., groups * dim] and each group is normed on its own; `weight` [groups * dim].
     """
 
     def __init__(
-        self, dim: int, eps: float, offset: float = 0.0, *, weight: bool = True, dtype: torch.dtype | None = None
+        self,
+        dim: int,
+        eps: float,
+        offset: float = 0.0,
+        *,
+        weight: bool = True,
+        dtype: torch.dtype | None = None,
+        groups: int = 1,
     ) -> None:
         super().__init__()
         self.dim = dim
+        self.groups = groups
         self.eps = eps
         self.offset = offset
-        self.weight = parameter(dim, dtype=dtype) if weight else None
+        self.weight = parameter(groups * dim, dtype=dtype) if weight else None
         self._pinned = dtype is not None
         self._op: OpFunction = rms_norm
 
     def bind(self, binding: Binding) -> None:
-        options = {"offset": self.offset, "pinned": self._pinned}
+        options = {"offset": self.offset, "pinned": self._pinned, "groups": self.groups}
         self._op = binding.op("rms_norm", shapes={"dim": self.dim}, options=options)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._op(x, self.weight, self.eps, self.offset)
-        return out
+        if self.groups == 1:
+            out: Tensor = self._op(x, self.weight, self.eps, self.offset)
+            return out
+        weight = None if self.weight is None else self.weight.view(self.groups, self.dim)
+        out = self._op(x.view(*x.shape[:-1], self.groups, self.dim), weight, self.eps, self.offset)
+        return out.flatten(-2)
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}, offset={self.offset}"
+        groups = f", groups={self.groups}" if self.groups > 1 else ""
+        return f"{self.dim}, eps={self.eps}, offset={self.offset}{groups}"
 
 
 class LayerNorm(Component):

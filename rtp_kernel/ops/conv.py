@@ -1,6 +1,6 @@
 """Short causal convolution over a request's tokens, one filter per channel; the last inputs of a request are its state.
 
-The state is a `StateView` of [slots, channels, taps], taps = kernel size - 1, the oldest input first.
+The state is a `StateView` of [slots, channels, taps], taps = (kernel size - 1) * dilation, the oldest input first.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from rtp_kernel.ops.state import decode_steps, leave_copies, prefill_runs
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, state: StateView, batch: ForwardBatch, *, activation: str | None = "silu"
+    x: Tensor,
+    weight: Tensor,
+    state: StateView,
+    batch: ForwardBatch,
+    *,
+    activation: str | None = "silu",
+    dilation: int = 1,
 ) -> Tensor:
-    """x [T, channels] -> act(sum over j of weight[:, 0, j] * x[t - taps + j]); weight [channels, 1, taps + 1].
+    """x [T, channels] -> act(sum over j of weight[:, 0, j] * x[t - taps + j * dilation]); weight [channels, 1, kernel].
 
     The product is computed in the weight's dtype and cast after the activation (causal_conv1d_fn of Qwen3-Next and
     GLM-5.3). A request's inputs before this step come from its slot; padding rows come out as zeros.
@@ -28,25 +34,25 @@ def causal_conv(
         past = state.data[tables.read[: batch.num_decodes]].to(x.dtype)  # [requests, channels, taps]
         for requests, rows in decode_steps(batch):
             window = torch.cat((past[requests], x[rows].unsqueeze(-1)), dim=-1)
-            out[rows] = _filter(window.movedim(-1, 0).to(weight.dtype), weight, activation)[0].to(x.dtype)
+            out[rows] = _filter(window.movedim(-1, 0).to(weight.dtype), weight, activation, dilation)[0].to(x.dtype)
             past[requests] = window[..., 1:]
             leave_copies(past[requests], rows, state, batch)
         state.data[tables.write[: batch.num_decodes]] = past.to(state.data.dtype)
     for run in prefill_runs(batch, state.group):
-        rows = range(run.pieces[0][0].start, run.pieces[-1][0].stop)
-        inputs = torch.cat((state.data[run.read].t().to(x.dtype), x[rows.start : rows.stop]))  # [taps + L, channels]
-        out[rows.start : rows.stop] = _filter(inputs.to(weight.dtype), weight, activation).to(x.dtype)
-        ends = [(piece.stop - rows.start, slots) for piece, slots in run.pieces]
-        for length, slots in (*ends, (len(rows), (run.write,))):
+        new = range(run.pieces[0][0].start, run.pieces[-1][0].stop)
+        inputs = torch.cat((state.data[run.read].t().to(x.dtype), x[new.start : new.stop]))  # [taps + L, channels]
+        out[new.start : new.stop] = _filter(inputs.to(weight.dtype), weight, activation, dilation).to(x.dtype)
+        ends = [(piece.stop - new.start, slots) for piece, slots in run.pieces]
+        for length, slots in (*ends, (len(new), (run.write,))):
             for slot in slots:
-                state.data[slot] = inputs[length : length + weight.shape[-1] - 1].t().to(state.data.dtype)
+                state.data[slot] = inputs[length : length + state.data.shape[-1]].t().to(state.data.dtype)
     return out
 
 
-def _filter(inputs: Tensor, weight: Tensor, activation: str | None) -> Tensor:
+def _filter(inputs: Tensor, weight: Tensor, activation: str | None, dilation: int) -> Tensor:
     """inputs [taps + L, ..., channels] -> [L, ..., channels]."""
-    length = inputs.shape[0] - weight.shape[-1] + 1
+    length = inputs.shape[0] - (weight.shape[-1] - 1) * dilation
     out = inputs[:length] * weight[:, 0, 0]
     for tap in range(1, weight.shape[-1]):
-        out = out + inputs[tap : tap + length] * weight[:, 0, tap]
+        out = out + inputs[tap * dilation : tap * dilation + length] * weight[:, 0, tap]
     return out if activation is None else activate(out, activation)

@@ -10,7 +10,7 @@ from rtp_kernel.ops.activation import activation as activate
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:
-    """Root-mean-square norm of x [..., dim]; weight [dim] or None.
+    """Root-mean-square norm of x [..., dim]; weight [dim], [groups, dim] for x [..., groups, dim], or None.
 
     Normalised in float32. `offset` 0 casts back and then multiplies by w (LlamaRMSNorm); an offset (1.0: zero-centred
     weights), or a float32 weight of a narrower x, multiplies in float32 before the cast (Qwen3NextRMSNorm,

@@ -19,6 +19,7 @@ class RmsNorm:
             context.device != "cpu" and "runs on the CPU only",
             bool(context.options.get("offset")) and "multiplies by w only",
             bool(context.options.get("pinned")) and "multiplies after the cast",
+            context.options.get("groups", 1) > 1 and "has one group",
         )
 
     def __call__(self, x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.models.qwen3_next.modeling_qwen3_next import causal_conv1d_fn
 
 from rtp_kernel.ops.conv import causal_conv
@@ -34,6 +35,28 @@ def test_is_that_of_transformers(slot_mixes: Any, name: str, kernel: int) -> Non
     def after(request: int, length: int) -> Tensor:
         rows = x[mix.rows(request)][:length]
         return torch.cat((states[request].t(), rows))[1 - kernel :].t()
+
+    mix.check(after, view, batch, 0.0)
+
+
+@pytest.mark.parametrize(("kernel", "dilation"), [(2, 3), (4, 3), (3, 2)])
+@pytest.mark.parametrize("name", MIXES)
+def test_taps_apart(slot_mixes: Any, name: str, kernel: int, dilation: int) -> None:
+    """Against torch's dilated convolution of each request's whole history."""
+    mix, channels, taps = slot_mixes[name], 6, (kernel - 1) * dilation
+    x, weight = torch.randn(mix.num_tokens, channels), torch.randn(channels, 1, kernel)
+    states = torch.randn(len(mix.lens), channels, taps)
+    states[list(mix.new)] = 0
+    batch, view = mix.build(states)
+    got = causal_conv(x, weight, view, batch, activation=None, dilation=dilation)
+    for request, length in enumerate(mix.lens):
+        if length:
+            inputs = torch.cat((states[request], x[mix.rows(request)].t()), dim=1)
+            want = functional.conv1d(inputs, weight, groups=channels, dilation=dilation).t()
+            assert torch.allclose(got[mix.rows(request)], want, rtol=1e-6, atol=4e-6)
+
+    def after(request: int, length: int) -> Tensor:
+        return torch.cat((states[request].t(), x[mix.rows(request)][:length]))[-taps:].t()
 
     mix.check(after, view, batch, 0.0)
 
