@@ -2,23 +2,27 @@
 
 from rtp_kernel.components.attention import Attention
 from rtp_kernel.components.base import Binding, Component, bind_components, components, parameter, prepare_components
+from rtp_kernel.components.compressor import CompressedAttention, WindowPool
 from rtp_kernel.components.embedding import Embedding
 from rtp_kernel.components.hyper_connection import HyperConnection, HyperHead
 from rtp_kernel.components.latent_attention import LatentAttention, LatentUp
+from rtp_kernel.components.lightning_attention import LightningAttention
 from rtp_kernel.components.linear import GroupedLinear, Linear, MergedLinear
 from rtp_kernel.components.linear_attention import CausalConv, GatedDeltaRule, GatedRMSNorm
 from rtp_kernel.components.mlp import Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
 from rtp_kernel.components.rotary import RopeParameters, Rotary, RotaryEmbedding
-from rtp_kernel.components.token_indexer import TokenIndexer
+from rtp_kernel.components.token_indexer import EntryIndexer, TokenIndexer
 
 __all__ = [
     "Attention",
     "Binding",
     "CausalConv",
     "Component",
+    "CompressedAttention",
     "Embedding",
+    "EntryIndexer",
     "Experts",
     "Gate",
     "GatedDeltaRule",
@@ -31,6 +35,7 @@ __all__ = [
     "LatentAttention",
     "LatentUp",
     "LayerNorm",
+    "LightningAttention",
     "Linear",
     "MergedLinear",
     "RMSNorm",
@@ -39,6 +44,7 @@ __all__ = [
     "RotaryEmbedding",
     "TokenIndexer",
     "TopKRouter",
+    "WindowPool",
     "bind_components",
     "components",
     "parameter",

@@ -1,4 +1,4 @@
-"""The indexer of DeepSeek sparse attention: a small attention of its own that selects the tokens worth attending to."""
+"""Indexers of sparse attention: a small attention of their own that selects the tokens, or entries, worth attending."""
 
 from __future__ import annotations
 
@@ -22,46 +22,26 @@ MAX_SCORES = 1 << 26
 REGIMES = ("decode", "verify", "prefill")
 
 
-class TokenIndexer(Component):
-    """hidden [T, hidden], q_resid [T, q_rank], (cos, sin) -> selection int64 [T, 1, k], k <= `top_k`; -1 = none.
+class _Indexer(Component):
+    """Scores what a request's index keys are worth to each query, and selects the best."""
 
-    Each token's index key [head_dim] goes into a paged state. The leading dimensions of query and key are rotated, as
-    many as cos has, in `rope_layout` ("half" in DeepSeek-V3.2, "interleaved_to_half" in GLM-5). The head weights are
-    computed in float32, as the released code of DeepSeek-V3.2 does.
-    """
-
-    def __init__(
-        self, hidden: int, q_rank: int, num_heads: int, head_dim: int, top_k: int, *, rope_layout: str = "half"
-    ) -> None:
+    def __init__(self, num_heads: int, head_dim: int, top_k: int) -> None:
         super().__init__()
         if top_k < 1:
-            raise ValueError(f"token indexer: top_k {top_k}; at least 1 token must be selected")
+            raise ValueError(f"indexer: top_k {top_k}; at least 1 place must be selected")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.top_k = top_k
-        self.wq_b = Linear(q_rank, num_heads * head_dim)
-        self.wk = Linear(hidden, head_dim)
-        self.k_norm = LayerNorm(head_dim, 1e-6)
-        self.weights_proj = Linear(hidden, num_heads, dtype=torch.float32)
-        self.rotary = Rotary(rope_layout)
-        self._write: OpFunction = write_state
         self._score: dict[str, OpFunction] = dict.fromkeys(REGIMES, index_scores)
         self._select: OpFunction = select
 
     def bind(self, binding: Binding) -> None:
         shapes = {"heads": self.num_heads, "head dim": self.head_dim}
-        self._write = binding.op("write_state", shapes={"width": self.head_dim})
         self._score = {regime: binding.op("index_scores", regime=regime, shapes=shapes) for regime in REGIMES}
         self._select = binding.op("select", shapes={"k": self.top_k})
 
-    def forward(
-        self, hidden: Tensor, q_resid: Tensor, rotation: tuple[Tensor, Tensor], batch: ForwardBatch, view: StateView
-    ) -> Tensor:
-        q = self.wq_b(q_resid).unflatten(-1, (self.num_heads, self.head_dim))  # [T, heads, D]
-        k = self.k_norm(self.wk(hidden))
-        q, k = self.rotary(q, k[:, None], *rotation)
-        self._write(k[:, 0], view, batch)
-        weights = self.weights_proj(hidden).float() * self.num_heads**-0.5  # [T, heads]
+    def _best(self, q: Tensor, weights: Tensor, batch: ForwardBatch, view: StateView) -> Tensor:
+        """q [T, heads, D], weights [T, heads] float32 -> selection [T, 1, k] of the keys in the state."""
         chosen = [
             self._chosen(self._score[regime], q, weights, view, batch, part)
             for regime, span in spans(batch)
@@ -81,6 +61,51 @@ class TokenIndexer(Component):
 
     def extra_repr(self) -> str:
         return f"heads={self.num_heads}, dim={self.head_dim}, top_k={self.top_k}"
+
+
+class TokenIndexer(_Indexer):
+    """hidden [T, hidden], q_resid [T, q_rank], (cos, sin) -> selection int64 [T, 1, k], k <= `top_k`; -1 = none.
+
+    Each token's index key [head_dim] goes into a paged state. The leading dimensions of query and key are rotated, as
+    many as cos has, in `rope_layout` ("half" in DeepSeek-V3.2, "interleaved_to_half" in GLM-5). The head weights are
+    computed in float32, as the released code of DeepSeek-V3.2 does.
+    """
+
+    def __init__(
+        self, hidden: int, q_rank: int, num_heads: int, head_dim: int, top_k: int, *, rope_layout: str = "half"
+    ) -> None:
+        super().__init__(num_heads, head_dim, top_k)
+        self.wq_b = Linear(q_rank, num_heads * head_dim)
+        self.wk = Linear(hidden, head_dim)
+        self.k_norm = LayerNorm(head_dim, 1e-6)
+        self.weights_proj = Linear(hidden, num_heads, dtype=torch.float32)
+        self.rotary = Rotary(rope_layout)
+        self._write: OpFunction = write_state
+
+    def bind(self, binding: Binding) -> None:
+        super().bind(binding)
+        self._write = binding.op("write_state", shapes={"width": self.head_dim})
+
+    def forward(
+        self, hidden: Tensor, q_resid: Tensor, rotation: tuple[Tensor, Tensor], batch: ForwardBatch, view: StateView
+    ) -> Tensor:
+        q = self.wq_b(q_resid).unflatten(-1, (self.num_heads, self.head_dim))  # [T, heads, D]
+        k = self.k_norm(self.wk(hidden))
+        q, k = self.rotary(q, k[:, None], *rotation)
+        self._write(k[:, 0], view, batch)
+        weights = self.weights_proj(hidden).float() * self.num_heads**-0.5  # [T, heads]
+        return self._best(q, weights, batch, view)
+
+
+class EntryIndexer(_Indexer):
+    """q [T, heads, D], weights [T, heads] -> selection int64 [T, 1, k] of compressed entries, k <= `top_k`; -1 = none.
+
+    The indexer of compressed context (DeepSeek-V4): a query chooses, by the index keys [D] in a compressed state, among
+    the windows that it has passed.
+    """
+
+    def forward(self, q: Tensor, weights: Tensor, batch: ForwardBatch, view: StateView) -> Tensor:
+        return self._best(q, weights.float() * self.num_heads**-0.5, batch, view)
 
 
 def _parts(batch: ForwardBatch, span: Span) -> list[Span]:

@@ -1,4 +1,4 @@
-"""Scores by which a token indexer chooses what a query attends to (DeepSeek sparse attention)."""
+"""Scores by which an indexer chooses what a query attends to: tokens (DeepSeek sparse attention) or windows of them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ def index_scores(
     """sum over heads of weights * relu(q . k * scale), in float32 -> [N, 1, places]; -inf where a row cannot see.
 
     q [N, heads, D] and weights [N, heads] float32 of the span's rows; the keys [D] of all tokens of their requests are
-    in the state, already written. Places are token indices, up to the longest request with rows in the span. Rows are
-    taken few at a time, so that beside the result no more than `MAX_PRODUCTS` numbers are held.
+    in the state, already written. Places are token indices, up to the longest request with rows in the span; of a state
+    with r > 1 tokens per entry they are entry indices, and a row sees the entries whose last token it has reached. Rows
+    are taken few at a time, so that beside the result no more than `MAX_PRODUCTS` numbers are held.
     """
-    parts = [(request, rows, batch.kv_lens[request]) for request, rows in row_parts(batch, span)]
+    ratio = view.tokens_per_entry
+    parts = [(request, rows, batch.kv_lens[request] // ratio) for request, rows in row_parts(batch, span)]
     out = q.new_full((len(q), 1, max((length for *_, length in parts), default=0)), float("-inf"), dtype=torch.float32)
     for request, rows, length in parts:
         keys = gather_state(view, batch, request, range(length)).float()  # [S, D]
         place = torch.arange(length, device=q.device)
-        step = max(1, MAX_PRODUCTS // (length * q.shape[1]))
+        step = max(1, MAX_PRODUCTS // max(1, length * q.shape[1]))
         for start in range(rows.start, rows.stop, step):
             some = slice(start, min(start + step, rows.stop))
-            index = batch.index[span.rows.start + some.start : span.rows.start + some.stop]
+            index = batch.index[span.rows.start + some.start : span.rows.start + some.stop, None]
             scores = token_scores(q[some], keys, weights[some], scale)
-            out[some, 0, :length] = scores.masked_fill_(place > index[:, None], float("-inf"))
+            out[some, 0, :length] = scores.masked_fill_(place >= (index + 1) // ratio, float("-inf"))
     return out
 
 
