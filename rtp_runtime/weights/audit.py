@@ -111,11 +111,26 @@ def pick_layout(audits: Sequence[Audit], headers: Headers) -> Audit:
             f"{headers.directory}: the layouts {names} all fit this checkpoint, and they differ. Their descriptors "
             "must tell them apart (a Skip that is too wide?)."
         )
+    _refuse_quantised(headers)
     reports = [audits[0].report(), *(audit.report(max_shown=1) for audit in audits[1:])]
     shown = "\n".join(f"layout {audit.layout.name!r}:\n{text}" for audit, text in zip(audits, reports, strict=True))
     raise CheckpointError(
         f"{headers.directory}: the checkpoint is not what the model needs.\n{shown}\n"
         "If the files are damaged, download them again; if not, the config or the plugin is not made for them."
+    )
+
+
+def _refuse_quantised(headers: Headers) -> None:
+    """Raises CheckpointError, naming what is stored so, for a checkpoint whose weights are 8-bit floats."""
+    stored = [header for header in headers.tensors.values() if header.dtype.startswith("float8")]
+    if not stored:
+        return
+    example, scale = stored[0], next((name for name in headers.tensors if "scale" in name.rpartition(".")[2]), None)
+    apart = f", with their scales apart (as in {scale})" if scale else ""
+    raise CheckpointError(
+        f"{headers.directory}: {len(stored)} of {len(headers.tensors)} tensors are quantised: {example.name} is "
+        f"{example.describe()}{apart}. FP8 tensors are not supported yet. Take a checkpoint of the model in bfloat16 "
+        "or float32, or convert this one to it."
     )
 
 

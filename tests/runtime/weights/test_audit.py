@@ -197,3 +197,17 @@ def test_two_layouts_that_fit_are_refused_unless_they_are_the_same(tmp_path: Pat
     with pytest.raises(CheckpointError, match="layouts 'hub', 'other' all fit"):
         choose_layout(WeightDescriptors(*plain, others=[Layout("other", nothing)]), headers, "float32")
     assert choose_layout(WeightDescriptors(*plain, others=[Layout("same", plain)]), headers, "float32").clean
+
+
+def test_eight_bit_floats_are_refused_for_what_they_are(tmp_path: Path) -> None:
+    tensors = stored()
+    name = "layers.1.q_proj.weight"
+    tensors |= {name: tensors[name].to(torch.float8_e4m3fn), name + "_scale_inv": torch.ones(1, 1)}
+    headers = write(tmp_path, tensors)
+    with pytest.raises(CheckpointError) as refused:
+        choose_layout(WeightDescriptors(*DESCRIPTORS), headers, "float32")
+    assert str(refused.value) == (
+        f"{tmp_path}: 1 of 8 tensors are quantised: {name} is float8_e4m3fn [4, 3] in model.safetensors, with their "
+        f"scales apart (as in {name}_scale_inv). FP8 tensors are not supported yet. Take a checkpoint of the model in "
+        "bfloat16 or float32, or convert this one to it."
+    )
