@@ -263,6 +263,7 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "gated_rms_norm": ("norm:gated_rms_norm", False),
         "causal_conv": ("conv:causal_conv", False),
         "gated_delta_rule": ("delta_rule:gated_delta_rule", False),
+        "previous_tokens": ("token_context:previous_tokens", True),
         "lightning_attention": ("lightning:lightning_attention", False),
         "rotary": ("rotary:rotary", True),
         "rotary_angles": ("rotary:rotary_angles", False),

@@ -13,6 +13,7 @@ from rtp_kernel.components.mlp import Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
 from rtp_kernel.components.rotary import RopeParameters, Rotary, RotaryEmbedding
+from rtp_kernel.components.token_context import PreviousTokens
 from rtp_kernel.components.token_indexer import EntryIndexer, TokenIndexer
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "LightningAttention",
     "Linear",
     "MergedLinear",
+    "PreviousTokens",
     "RMSNorm",
     "RopeParameters",
     "Rotary",
