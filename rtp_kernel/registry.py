@@ -274,6 +274,7 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "paged_attention": ("attention:paged_attention", False),
         "compress": ("compress:compress", False),
         "compressed_attention": ("compress:compressed_attention", False),
+        "block_means": ("block_means:block_means", True),
         "index_scores": ("token_index:index_scores", False),
         "latent_attention": ("latent_attention:latent_attention", False),
         "route": ("moe:route", False),

@@ -2,6 +2,7 @@
 
 from rtp_kernel.components.attention import Attention
 from rtp_kernel.components.base import Binding, Component, bind_components, components, parameter, prepare_components
+from rtp_kernel.components.block_means import BlockMeans
 from rtp_kernel.components.compressor import CompressedAttention, WindowPool
 from rtp_kernel.components.embedding import Embedding
 from rtp_kernel.components.hyper_connection import HyperConnection, HyperHead
@@ -19,6 +20,7 @@ from rtp_kernel.components.token_indexer import EntryIndexer, TokenIndexer
 __all__ = [
     "Attention",
     "Binding",
+    "BlockMeans",
     "CausalConv",
     "Component",
     "CompressedAttention",

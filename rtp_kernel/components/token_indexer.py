@@ -101,10 +101,12 @@ class EntryIndexer(_Indexer):
     """q [T, heads, D], weights [T, heads] -> selection int64 [T, 1, k] of compressed entries, k <= `top_k`; -1 = none.
 
     The indexer of compressed context (DeepSeek-V4): a query chooses, by the index keys [D] in a compressed state, among
-    the windows that it has passed.
+    the windows that it has passed. Without weights, heads count alike (Qwen4-Exp).
     """
 
-    def forward(self, q: Tensor, weights: Tensor, batch: ForwardBatch, view: StateView) -> Tensor:
+    def forward(self, q: Tensor, weights: Tensor | None, batch: ForwardBatch, view: StateView) -> Tensor:
+        if weights is None:
+            return self._best(q, q.new_ones(q.shape[:2], dtype=torch.float32), batch, view)
         return self._best(q, weights.float() * self.num_heads**-0.5, batch, view)
 
 

@@ -35,6 +35,14 @@ def gather_state(view: StateView, batch: ForwardBatch, request: int, entries: ra
     return view.data[table[request, place // size].long(), place % size]
 
 
+def entries_at(view: StateView, batch: ForwardBatch, request: Tensor, entry: Tensor) -> Tensor:
+    """Entries [..., *axes] of many requests at once; request and entry are int64 and broadcast to [...]."""
+    table = batch.groups[view.group].block_table
+    assert table is not None
+    size = view.data.shape[1]
+    return view.data[table[request, entry // size].long(), entry % size]
+
+
 @dataclass(frozen=True, slots=True)
 class SlotRun:
     """One request's tokens of a step, cut where a copy of its state is to be left."""
