@@ -15,3 +15,4 @@ RTP_API = "0.1"
 @hookimpl
 def rtp_register_models(models: ModelRegistry) -> None:
     models.add("DeepseekV2ForCausalLM", "rtp_plugin_deepseek.deepseek_v2")
+    models.add("DeepseekV3ForCausalLM", "rtp_plugin_deepseek.deepseek_v3")
