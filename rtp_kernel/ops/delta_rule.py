@@ -109,17 +109,19 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
         return padded.unflatten(0, (-1, size)).movedim(2, 0)  # [heads, chunks, size, dim]
 
     q, k, v, g, beta = (chunks(part) for part in (q, k, v, g, beta.unsqueeze(-1)))
-    total = g.cumsum(dim=2)  # log decay from the start of the chunk
-    grown = total.exp()
-    system = decayed_products(k * beta, k, total)
+    between = decays(g)
+    start = g.cumsum(dim=2).exp()  # decay of S from the start of the chunk
     solved = torch.linalg.solve_triangular(
-        system, torch.cat((v * beta, k * beta * grown), dim=-1), upper=False, unitriangular=True
+        decayed_products(k * beta, k, between),
+        torch.cat((v * beta, k * beta * start), dim=-1),
+        upper=False,
+        unitriangular=True,
     )
     values, reads = solved[..., :value_dim], solved[..., value_dim:]  # corrections, and what of S they read
-    inner = decayed_products(q, k, total)
-    q = q * grown
-    k = k * (total[:, :, -1:] - total).exp()
-    decay = grown[:, :, -1].unsqueeze(-1)  # [heads, chunks, key dim or 1, 1]
+    inner = decayed_products(q, k, between)
+    q = q * start
+    k = k * between[..., -1, :, :]
+    decay = start[:, :, -1].unsqueeze(-1)  # [heads, chunks, key dim or 1, 1]
     outs = []
     for i in range(q.shape[1]):
         delta = values[:, i] - reads[:, i] @ state
@@ -128,12 +130,19 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     return torch.cat(outs, dim=1).transpose(0, 1)[:length], state
 
 
-def decayed_products(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
-    """[..., i, j] = sum over channels of a_i b_j exp(total_i - total_j) for j <= i, else 0; all [..., size, dim]."""
-    size = a.shape[-2]
-    later = torch.ones(size, size, dtype=torch.bool, device=a.device).triu(1)
-    pairs = total.unsqueeze(-2) - total.unsqueeze(-3)  # [..., size, size, dim or 1]
-    pairs = pairs.masked_fill(later.unsqueeze(-1), float("-inf")).exp()
-    if total.shape[-1] == 1:
-        return (a @ b.transpose(-1, -2)) * pairs.squeeze(-1)
-    return (a.unsqueeze(-2) * b.unsqueeze(-3) * pairs).sum(-1)
+def decays(g: Tensor) -> Tensor:
+    """[..., i, j, dim] = exp(g_(j+1) + ... + g_i) for j <= i, else 0, of g [..., size, dim].
+
+    Summed for each pair: the difference of two sums from the start of the chunk loses what a strong decay leaves.
+    """
+    size = g.shape[-2]
+    later = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1).unsqueeze(-1)  # i > j
+    total = (g.unsqueeze(-2) * later).cumsum(dim=-3)
+    return total.exp().masked_fill(later.transpose(0, 1), 0)
+
+
+def decayed_products(a: Tensor, b: Tensor, between: Tensor) -> Tensor:
+    """[..., i, j] = sum over channels of a_i b_j times their decay; a, b [..., size, dim], `between` from `decays`."""
+    if between.shape[-1] == 1:
+        return (a @ b.transpose(-1, -2)) * between.squeeze(-1)
+    return (a.unsqueeze(-2) * b.unsqueeze(-3) * between).sum(-1)
