@@ -18,5 +18,6 @@ def rtp_register_models(models: ModelRegistry) -> None:
     models.add("Qwen3ForCausalLM", "rtp_plugin_qwen.qwen3")
     models.add("Qwen2MoeForCausalLM", "rtp_plugin_qwen.qwen2_moe")
     models.add("Qwen3MoeForCausalLM", "rtp_plugin_qwen.qwen3_moe")
+    models.add("Qwen3NextForCausalLM", "rtp_plugin_qwen.qwen3_next")
     models.add("Qwen2_5_VLForConditionalGeneration", "rtp_plugin_qwen.qwen2_5_vl")
     models.add("Qwen3VLForConditionalGeneration", "rtp_plugin_qwen.qwen3_vl")
