@@ -267,6 +267,7 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "lightning_attention": ("lightning:lightning_attention", False),
         "rotary": ("rotary:rotary", True),
         "rotary_angles": ("rotary:rotary_angles", False),
+        "activation": ("activation:activation", False),
         "gated_activation": ("activation:gated_activation", False),
         "write_kv": ("attention:write_kv", True),
         "write_state": ("state:write_state", True),

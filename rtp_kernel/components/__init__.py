@@ -10,7 +10,7 @@ from rtp_kernel.components.latent_attention import LatentAttention, LatentUp
 from rtp_kernel.components.lightning_attention import LightningAttention
 from rtp_kernel.components.linear import GroupedLinear, Linear, MergedLinear
 from rtp_kernel.components.linear_attention import CausalConv, GatedDeltaRule, GatedRMSNorm
-from rtp_kernel.components.mlp import Gate, GatedMLP
+from rtp_kernel.components.mlp import Activation, Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
 from rtp_kernel.components.rotary import RopeParameters, Rotary, RotaryEmbedding
@@ -18,6 +18,7 @@ from rtp_kernel.components.token_context import PreviousTokens
 from rtp_kernel.components.token_indexer import EntryIndexer, TokenIndexer
 
 __all__ = [
+    "Activation",
     "Attention",
     "Binding",
     "BlockMeans",

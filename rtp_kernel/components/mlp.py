@@ -1,4 +1,4 @@
-"""The gated feed-forward block, and a gate on its own."""
+"""The gated feed-forward block, and an activation and a gate on their own."""
 
 from __future__ import annotations
 
@@ -6,34 +6,59 @@ from torch import Tensor
 
 from rtp_kernel.components.base import Binding, Component
 from rtp_kernel.components.linear import Linear, MergedLinear
-from rtp_kernel.ops.activation import check_activation, gated_activation
+from rtp_kernel.ops.activation import OAI_ALPHA, check_activation, gated_activation, slope
+from rtp_kernel.ops.activation import activation as activate
 from rtp_kernel.registry import OpFunction
 
 
 class GatedMLP(Component):
     """down_proj(act(gate_proj(x)) * up_proj(x)); gate and up are one product, `gate_up_proj`.
 
-    `activation` is a Hugging Face name; `limit` clamps gate and up as in `rtp_kernel.ops.activation.gated_activation`.
+    `activation` is a Hugging Face name or "swiglu_oai", of which `alpha` is the slope; `limit` clamps gate and up as in
+    `rtp_kernel.ops.activation.gated_activation`.
     """
 
     def __init__(
-        self, hidden: int, intermediate: int, activation: str = "silu", bias: bool = False, limit: float | None = None
+        self,
+        hidden: int,
+        intermediate: int,
+        activation: str = "silu",
+        bias: bool = False,
+        limit: float | None = None,
+        alpha: float = OAI_ALPHA,
     ) -> None:
         super().__init__()
         self.activation = check_activation(activation)
         self.limit = limit
+        self._slope = slope(activation, alpha)
         self.gate_up_proj = MergedLinear(hidden, {"gate_proj": intermediate, "up_proj": intermediate}, bias=bias)
         self.down_proj = Linear(intermediate, hidden, bias=bias)
         self._op: OpFunction = gated_activation
 
     def bind(self, binding: Binding) -> None:
-        options = {"activation": self.activation, "limit": self.limit}
+        options = {"activation": self.activation, "limit": self.limit, **self._slope}
         self._op = binding.op("gated_activation", shapes={"dim": self.down_proj.in_features}, options=options)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x)
-        inner = self._op(gate, up, self.activation, self.limit)
+        inner = self._op(gate, up, self.activation, self.limit, **self._slope)
         out: Tensor = self.down_proj(inner)
+        return out
+
+
+class Activation(Component):
+    """x [..., dim] -> the same shape, elementwise; `activation` is a Hugging Face name."""
+
+    def __init__(self, activation: str) -> None:
+        super().__init__()
+        self.activation = check_activation(activation)
+        self._op: OpFunction = activate
+
+    def bind(self, binding: Binding) -> None:
+        self._op = binding.op("activation", options={"activation": self.activation})
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._op(x, self.activation)
         return out
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rtp_kernel.components.base import Binding, Component, parameter
-from rtp_kernel.ops.activation import check_activation
+from rtp_kernel.ops.activation import OAI_ALPHA, check_activation, slope
 from rtp_kernel.ops.linear import linear
 from rtp_kernel.ops.moe import GROUP_SCORES, SCORES, experts, route
 from rtp_kernel.registry import OpFunction
@@ -50,7 +50,8 @@ class TopKRouter(_Router):
     """x [T, hidden] -> weights [T, k], ids [T, k] int64; `weight` [experts, hidden].
 
     `bias` adds `e_score_correction_bias` [experts], float32. The other arguments are those of the op `route`. `dtype`
-    pins the weight and the product (float32 for DeepSeek-V3 and its kin); the weights come out in its dtype.
+    pins the weight and the product (float32 for DeepSeek-V3 and its kin); the weights come out in its dtype, or, with
+    `wide`, in float32 whatever the product's (Mixtral and its kin).
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class TopKRouter(_Router):
         top_groups: int = 1,
         group_score: str = "top2",
         dtype: torch.dtype | None = None,
+        wide: bool = False,
     ) -> None:
         super().__init__(
             hidden,
@@ -83,9 +85,11 @@ class TopKRouter(_Router):
             group_score=group_score,
         )
         self.e_score_correction_bias = parameter(num_experts, dtype=torch.float32) if bias else None
+        self._wide = wide
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        weights, ids = self._route(self._logits(x), self.e_score_correction_bias, **self._options)
+        logits = self._logits(x).float() if self._wide else self._logits(x)
+        weights, ids = self._route(logits, self.e_score_correction_bias, **self._options)
         return weights, ids
 
 
@@ -129,15 +133,22 @@ class HashRouter(_Router):
 class Experts(Component):
     """x [T, hidden], weights and ids [T, k] -> [T, hidden].
 
-    `gate_up_proj` [E, 2 I, hidden] (gate first), `down_proj` [E, hidden, I].
+    `gate_up_proj` [E, 2 I, hidden] (gate first), `down_proj` [E, hidden, I]; the rest as in `GatedMLP`.
     """
 
     def __init__(
-        self, num_experts: int, hidden: int, intermediate: int, activation: str = "silu", limit: float | None = None
+        self,
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        activation: str = "silu",
+        limit: float | None = None,
+        alpha: float = OAI_ALPHA,
     ) -> None:
         super().__init__()
         self.activation = check_activation(activation)
         self.limit = limit
+        self._options = {"activation": self.activation, "limit": limit, **slope(activation, alpha)}
         self.gate_up_proj = parameter(num_experts, 2 * intermediate, hidden)
         self.down_proj = parameter(num_experts, hidden, intermediate)
         self._op: OpFunction = experts
@@ -145,10 +156,8 @@ class Experts(Component):
     def bind(self, binding: Binding) -> None:
         num, hidden, intermediate = self.down_proj.shape
         shapes = {"experts": num, "hidden": hidden, "intermediate": intermediate}
-        self._op = binding.op("experts", shapes=shapes, options={"activation": self.activation, "limit": self.limit})
+        self._op = binding.op("experts", shapes=shapes, options=self._options)
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        out: Tensor = self._op(
-            x, weights, ids, self.gate_up_proj, self.down_proj, activation=self.activation, limit=self.limit
-        )
+        out: Tensor = self._op(x, weights, ids, self.gate_up_proj, self.down_proj, **self._options)
         return out

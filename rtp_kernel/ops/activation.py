@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 OAI_ALPHA = 1.702
-"""Slope inside the sigmoid of `swiglu_oai` (gpt-oss, MiniMax-M3)."""
+"""Slope inside the sigmoid of `swiglu_oai`, unless told otherwise (gpt-oss, MiniMax-M3)."""
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -45,19 +45,26 @@ def check_activation(name: str) -> str:
     return name
 
 
+def slope(name: str, alpha: float) -> Mapping[str, float]:
+    """The argument `alpha` for the activations that have one, none for the others."""
+    return {"alpha": alpha} if name == "swiglu_oai" else {}
+
+
 def activation(x: Tensor, name: str) -> Tensor:
     """The activation `name` of x, elementwise."""
     return ACTIVATIONS[name](x)
 
 
-def gated_activation(gate: Tensor, up: Tensor, name: str = "silu", limit: float | None = None) -> Tensor:
+def gated_activation(
+    gate: Tensor, up: Tensor, name: str = "silu", limit: float | None = None, alpha: float = OAI_ALPHA
+) -> Tensor:
     """act(gate) * up of gate and up [..., dim] -> [..., dim].
 
     `limit` clamps the gate from above and |up| first (DeepSeek-V4, GLM-5.3). "swiglu_oai" is
-    (up + 1) * gate * sigmoid(1.702 gate) (gpt-oss, MiniMax-M3).
+    (up + 1) * gate * sigmoid(alpha gate) (gpt-oss, MiniMax-M3).
     """
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
     if name == "swiglu_oai":
-        return (up + 1) * (gate * torch.sigmoid(gate * OAI_ALPHA))
+        return (up + 1) * (gate * torch.sigmoid(gate * alpha))
     return ACTIVATIONS[name](gate) * up

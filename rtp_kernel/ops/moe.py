@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rtp_kernel.ops.activation import gated_activation
+from rtp_kernel.ops.activation import OAI_ALPHA, gated_activation
 from rtp_kernel.ops.topk import top_k
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
@@ -70,6 +70,7 @@ def experts(
     *,
     activation: str = "silu",
     limit: float | None = None,
+    alpha: float = OAI_ALPHA,
 ) -> Tensor:
     """Weighted sum of gated experts -> [T, H].
 
@@ -80,7 +81,7 @@ def experts(
     for expert in torch.unique(ids).tolist():
         rows, places = torch.where(ids == expert)
         gate, up = functional.linear(x[rows], gate_up[expert]).chunk(2, dim=-1)
-        inner = gated_activation(gate, up, activation, limit)
+        inner = gated_activation(gate, up, activation, limit, alpha)
         result = functional.linear(inner, down[expert]) * weights[rows, places, None]
         out.index_add_(0, rows, result.to(out.dtype))
     return out

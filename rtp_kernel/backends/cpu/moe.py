@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rtp_kernel.ops.activation import gated_activation
+from rtp_kernel.ops.activation import OAI_ALPHA, gated_activation
 from rtp_kernel.registry import OpContext, Support
 
 _ALIGNMENT = 16
@@ -38,13 +38,14 @@ class GroupedExperts:
         *,
         activation: str = "silu",
         limit: float | None = None,
+        alpha: float = OAI_ALPHA,
     ) -> Tensor:
         pairs = ids.flatten()  # [T * k]
         order = pairs.argsort(stable=True)
         ends = torch.bincount(pairs, minlength=len(gate_up)).cumsum(0).to(torch.int32)
         rows = x[order // ids.shape[-1]]
         gate, up = functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-        inner = gated_activation(gate, up, activation, limit)
+        inner = gated_activation(gate, up, activation, limit, alpha)
         sorted_results = functional.grouped_mm(inner, down.transpose(1, 2), offs=ends)
         results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
         return (results.view(*ids.shape, x.shape[-1]) * weights[..., None]).sum(dim=1).to(x.dtype)

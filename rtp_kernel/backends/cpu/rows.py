@@ -18,6 +18,7 @@ from torch.nn import functional
 from rtp_kernel.backends.cpu.linear import PackedLinear, PackedWeight, WidenedLinear, bf16_products, has_onednn, pack
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.ops import activation, moe, rotary
+from rtp_kernel.ops.activation import OAI_ALPHA
 from rtp_kernel.ops.attention import Span, gather_kv, request_rows
 from rtp_kernel.registry import OpContext, Support
 
@@ -51,9 +52,11 @@ class GatedActivation(_Deterministic):
 
     name = "cpu_row_chunks"
 
-    def __call__(self, gate: Tensor, up: Tensor, name: str = "silu", limit: float | None = None) -> Tensor:
+    def __call__(
+        self, gate: Tensor, up: Tensor, name: str = "silu", limit: float | None = None, alpha: float = OAI_ALPHA
+    ) -> Tensor:
         parts = [
-            activation.gated_activation(gate[rows].contiguous(), up[rows], name, limit)
+            activation.gated_activation(gate[rows].contiguous(), up[rows], name, limit, alpha)
             for rows in _chunks(len(gate), gate.shape[-1])
         ]
         return torch.cat(parts) if parts else torch.zeros_like(gate)
@@ -142,13 +145,14 @@ class TiledExperts(_Deterministic):
         *,
         activation: str = "silu",
         limit: float | None = None,
+        alpha: float = OAI_ALPHA,
     ) -> Tensor:
         product, gated = TiledLinear(), GatedActivation()
         out = torch.zeros_like(x)
         for expert in torch.unique(ids).tolist():
             rows, places = torch.where(ids == expert)
             gate, up = product(x[rows], gate_up[expert]).chunk(2, dim=-1)
-            result = product(gated(gate, up, activation, limit), down[expert]) * weights[rows, places, None]
+            result = product(gated(gate, up, activation, limit, alpha), down[expert]) * weights[rows, places, None]
             out.index_add_(0, rows, result.to(out.dtype))
         return out
 

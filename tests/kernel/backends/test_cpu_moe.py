@@ -19,15 +19,18 @@ from rtp_kernel.registry import OpContext
     tokens=st.integers(0, 20),
     num=st.integers(1, 12),
     activation=st.sampled_from([("silu", None), ("swiglu_oai", 1.0), ("gelu_tanh", None)]),
+    alpha=st.sampled_from([1.702, 0.5]),
     data=st.data(),
 )
-def test_agrees_with_the_reference(tokens: int, num: int, activation: tuple[str, float | None], data: Any) -> None:
+def test_agrees_with_the_reference(
+    tokens: int, num: int, activation: tuple[str, float | None], alpha: float, data: Any
+) -> None:
     k = data.draw(st.integers(1, num))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     gate_up, down = torch.randn(num, 48, 32) / 5, torch.randn(num, 32, 24) / 5
     x, weights = torch.randn(tokens, 32), torch.rand(tokens, k)
     ids = torch.rand(tokens, num).argsort(-1)[:, :k]
-    options: dict[str, Any] = {"activation": activation[0], "limit": activation[1]}
+    options: dict[str, Any] = {"activation": activation[0], "limit": activation[1], "alpha": alpha}
     want = experts(x, weights, ids, gate_up, down, **options)
     assert torch.allclose(GroupedExperts()(x, weights, ids, gate_up, down, **options), want, atol=2e-6)
 

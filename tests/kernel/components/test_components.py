@@ -184,7 +184,7 @@ def test_a_block_is_built_on_the_meta_device_and_bound_with_buffers() -> None:
     assert block.rotary_emb.inv_freq.dtype == torch.float32
     assert not block.rotary_emb.inv_freq.is_meta
     assert "rotary_emb.inv_freq" not in block.state_dict()
-    assert {choice.op for choice in table.choices} == set(default_registry().ops())
+    assert {choice.op for choice in table.choices} <= set(default_registry().ops())
     assert {choice.component for choice in table.choices if choice.op == "paged_attention"} == {"attn"}
     assert [choice.regime for choice in table.choices if choice.op == "paged_attention"] == [
         "decode",

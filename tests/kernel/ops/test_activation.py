@@ -8,7 +8,7 @@ from transformers.activations import ACT2FN
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
 from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLExperts
 
-from rtp_kernel.ops.activation import ACTIVATIONS, activation, check_activation, gated_activation
+from rtp_kernel.ops.activation import ACTIVATIONS, activation, check_activation, gated_activation, slope
 
 
 @pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "gelu_tanh"])
@@ -40,10 +40,14 @@ def _gate(experts: type[torch.nn.Module], gate_up: torch.Tensor, **attributes: o
 def test_clamped_form_is_that_of_deepseek_v4() -> None:
     gate_up = torch.randn(50, 32) * 10
     want = _gate(DeepseekV4Experts, gate_up, limit=7.0, act_fn=ACT2FN["silu"])
-    assert torch.equal(gated_activation(*gate_up.chunk(2, -1), "silu", 7.0), want)
+    gate, up = gate_up.chunk(2, -1)
+    assert torch.equal(gated_activation(gate, up, "silu", 7.0), want)
 
 
-def test_oai_form_is_that_of_minimax_m3() -> None:
+@pytest.mark.parametrize("alpha", [1.702, 0.9])
+def test_oai_form_is_that_of_minimax_m3(alpha: float) -> None:
     gate_up = torch.randn(50, 32) * 10
-    want = _gate(MiniMaxM3VLExperts, gate_up, swiglu_limit=7.0, swiglu_alpha=1.702)
-    assert torch.allclose(gated_activation(*gate_up.chunk(2, -1), "swiglu_oai", 7.0), want, atol=1e-5)
+    gate, up = gate_up.chunk(2, -1)
+    want = _gate(MiniMaxM3VLExperts, gate_up, swiglu_limit=7.0, swiglu_alpha=alpha)
+    assert torch.allclose(gated_activation(gate, up, "swiglu_oai", 7.0, **slope("swiglu_oai", alpha)), want, atol=1e-5)
+    assert alpha != 1.702 or torch.allclose(gated_activation(gate, up, "swiglu_oai", 7.0), want, atol=1e-5)
