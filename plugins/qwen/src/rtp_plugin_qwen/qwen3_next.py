@@ -214,9 +214,9 @@ def layers_of(config: Any, kind: str) -> dict[str, Sequence[int]]:
     return {"layer": [layer for layer, each in enumerate(config.layer_types) if each == kind]}
 
 
-def full_attention_weights(config: Any) -> list[Descriptor]:
+def full_attention_weights(config: Any, kind: str = FULL) -> list[Descriptor]:
     """Fused q (with its gate), k and v, the output projection, and the norms of q and k."""
-    hidden, over, prefix = config.hidden_size, layers_of(config, FULL), LAYER + "self_attn."
+    hidden, over, prefix = config.hidden_size, layers_of(config, kind), LAYER + "self_attn."
     heads = Axis("q heads", config.num_attention_heads, config.head_dim)
     gated = Axis("q heads", config.num_attention_heads, 2 * config.head_dim)
     kv_heads = Axis("kv heads", config.num_key_value_heads, config.head_dim, replicable=True)
@@ -271,7 +271,7 @@ def weight_descriptors(config: Any) -> WeightDescriptors:
 
 
 def layer_states(config: Any, kind: str) -> dict[str, PagedState | SlotState]:
-    if kind == FULL:
+    if kind != LINEAR:
         axes = {"kv": 2, "kv heads": config.num_key_value_heads, "head dim": config.head_dim}
         return {"kv": PagedState(axes=axes, shard="kv heads")}
     keys, values = config.linear_key_head_dim, config.linear_value_head_dim
