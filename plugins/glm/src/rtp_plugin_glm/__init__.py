@@ -17,3 +17,4 @@ def rtp_register_models(models: ModelRegistry) -> None:
     models.add("GlmForCausalLM", "rtp_plugin_glm.glm")
     models.add("Glm4ForCausalLM", "rtp_plugin_glm.glm4")
     models.add("Glm4MoeForCausalLM", "rtp_plugin_glm.glm4_moe")
+    models.add("Glm4MoeLiteForCausalLM", "rtp_plugin_glm.glm4_moe_lite")

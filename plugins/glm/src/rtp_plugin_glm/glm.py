@@ -23,9 +23,9 @@ def head_dim(config: Any) -> int:
     return declared or config.hidden_size // config.num_attention_heads
 
 
-def rotary_dim(config: Any) -> int:
-    """How many leading dimensions of a head are turned. The share is 1 where it is absent, as in the reference."""
-    return int(head_dim(config) * config.rope_parameters.get("partial_rotary_factor", 1.0))
+def turned_part(config: Any, dim: int) -> int:
+    """How many of the `dim` leading dimensions are turned: all where the share is absent, as in the reference."""
+    return int(dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
 
 
 class GlmAttention(nn.Module):
@@ -89,7 +89,7 @@ class GlmModel(nn.Module):
 
     @staticmethod
     def rotary_dim(config: Any) -> int:
-        return rotary_dim(config)
+        return turned_part(config, head_dim(config))
 
     def forward(self, batch: ForwardBatch, state: ModelState) -> Tensor:
         hidden = self.embed_tokens(batch.input_ids)  # [tokens, hidden]
