@@ -18,3 +18,4 @@ def rtp_register_models(models: ModelRegistry) -> None:
     models.add("Glm4ForCausalLM", "rtp_plugin_glm.glm4")
     models.add("Glm4MoeForCausalLM", "rtp_plugin_glm.glm4_moe")
     models.add("Glm4MoeLiteForCausalLM", "rtp_plugin_glm.glm4_moe_lite")
+    models.add("GlmMoeDsaForCausalLM", "rtp_plugin_glm.glm_moe_dsa")
