@@ -16,3 +16,4 @@ RTP_API = "0.1"
 def rtp_register_models(models: ModelRegistry) -> None:
     models.add("DeepseekV2ForCausalLM", "rtp_plugin_deepseek.deepseek_v2")
     models.add("DeepseekV3ForCausalLM", "rtp_plugin_deepseek.deepseek_v3")
+    models.add("DeepseekV32ForCausalLM", "rtp_plugin_deepseek.deepseek_v32")
