@@ -75,7 +75,7 @@ class MiniMaxM2SparseMoeBlock(nn.Module):
         hidden, experts = config.hidden_size, config.num_local_experts
         # The reference holds the router's bias one level up, in the block.
         self.gate = TopKRouter(
-            hidden, experts, config.num_experts_per_tok, score="sigmoid", renormalize=True, bias=True
+            hidden, experts, config.num_experts_per_tok, score="sigmoid", renormalize=True, bias=True, wide=True
         )
         self.experts = Experts(experts, hidden, config.intermediate_size, config.hidden_act)
 
