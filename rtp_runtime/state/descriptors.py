@@ -1,12 +1,33 @@
 """What a model says of its state, per layer: logical, printable, and without torch.
 
-A descriptor never says bytes, strides, ranks or block size; the runtime computes those.
+A descriptor never says bytes, strides, ranks or block size; the runtime computes those. Its policies say what other
+requests may have of it: `reuse` whether, `retention` what is kept for them, `capacity` how much memory that may take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Reuse = Literal["prefix", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshots:
+    """Where copies of a request's slot state are kept for requests to come; each place is the end of a block.
+
+    A copy is large and serves one place only, so they are few: at every place they would crowd out what they go with.
+    """
+
+    prompt_end: bool = True
+    """The last place that leaves a token of the prompt to compute: for the same prompt again."""
+    branch: bool = True
+    """Where a prompt leaves what is cached further than it can be reused: for the next one that shares so much."""
+    latest: bool = True
+    """The last place that a request passed, moving along with it: for the next turn of a conversation."""
+    every: int = 0
+    """Besides, places so many tokens apart (rounded up to ends of blocks); 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +40,11 @@ class StateDescriptor:
     """The axis that tensor parallelism splits; None = every rank holds all of it."""
     dtype: str = "cache"
     """A dtype name, or "cache": the engine's cache dtype."""
+    reuse: Reuse = "prefix"
+    """Whether a request may start from another's. What is reused of a model is what all its states can supply, so that
+    one state with "none" keeps the whole model from it."""
+    capacity: float = 1.0
+    """Share of the memory for state that may be kept for requests to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +77,8 @@ class SlotState(StateDescriptor):
 
     initial: float | int = 0
     """What a new request reads: the value of every element of the null slot."""
+    capacity: float = 0.5
+    retention: Snapshots = Snapshots()
 
 
 class StateDescriptors(Sequence[Mapping[str, StateDescriptor]]):

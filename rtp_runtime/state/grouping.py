@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm, prod
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple, get_args
 
 from rtp_kernel.parallel import ParallelContext
 from rtp_runtime.errors import StateError
 from rtp_runtime.state.descriptors import (
     CompressedState,
     PagedState,
+    Reuse,
     SlotState,
+    Snapshots,
     StateDescriptor,
     StateDescriptors,
     WindowState,
@@ -71,6 +73,10 @@ class GroupSpec:
     states: tuple[PlacedState, ...]
     window: int = 0
     """Tokens that a query sees, itself included; 0 = all."""
+    reuse: Reuse = "prefix"
+    capacity: float = 1.0
+    retention: Snapshots | None = None
+    """Slots: where copies are kept."""
 
     @property
     def is_slot(self) -> bool:
@@ -80,6 +86,20 @@ class GroupSpec:
     def tokens_per_entry(self) -> tuple[int, ...]:
         """The different numbers of tokens per entry among the group's states."""
         return tuple(sorted({state.tokens_per_entry for state in self.states}))
+
+
+class _Policy(NamedTuple):
+    """What states must agree on, besides their block size, to live by one rule."""
+
+    window: int
+    reuse: Reuse
+    capacity: float
+    retention: Snapshots | None
+
+    @classmethod
+    def of(cls, state: StateDescriptor) -> _Policy:
+        window = state.window if isinstance(state, WindowState) else 0
+        return cls(window, state.reuse, state.capacity, state.retention if isinstance(state, SlotState) else None)
 
 
 def group_states(
@@ -98,23 +118,22 @@ def group_states(
     Raises:
         StateError: a descriptor nobody implements, a bad number, or a block size that a state cannot have.
     """
-    families: dict[tuple[str, int], list[Named]] = {}
+    families: dict[tuple[str, _Policy], list[Named]] = {}
     for layer, name, state in descriptors.named():
         _check(layer, name, state)
-        window = state.window if isinstance(state, WindowState) else 0
-        families.setdefault((KINDS[type(state)], window), []).append((layer, name, state))
-    merged: dict[tuple[str, int, int], tuple[str, str, list[Named]]] = {}
-    for (kind, window), members in families.items():
+        families.setdefault((KINDS[type(state)], _Policy.of(state)), []).append((layer, name, state))
+    merged: dict[tuple[str, _Policy, int], tuple[str, str, list[Named]]] = {}
+    for (kind, policy), members in families.items():
         size, forced_by = (0, "") if kind == "slot" else choose_block_size(members, block_size)
-        retention = "full" if kind in ("paged", "compressed") else kind
-        first_kind, reason, states = merged.get((retention, window, size), (kind, forced_by, []))
+        allocated = "per token" if kind in ("paged", "compressed") else kind
+        first_kind, reason, states = merged.get((allocated, policy, size), (kind, forced_by, []))
         kind = "paged" if "paged" in (kind, first_kind) else kind
         reason = forced_by if reason == "default" else reason
-        merged[retention, window, size] = (kind, reason, states + members)
+        merged[allocated, policy, size] = (kind, reason, states + members)
     parallel = parallel or ParallelContext()
     return tuple(
-        _place(index, kind, size, window, reason, states, cache_dtype, parallel, order or {})
-        for index, ((_, window, size), (kind, reason, states)) in enumerate(merged.items())
+        _place(index, kind, size, policy, reason, states, cache_dtype, parallel, order or {})
+        for index, ((_, policy, size), (kind, reason, states)) in enumerate(merged.items())
     )
 
 
@@ -167,6 +186,12 @@ def _check(layer: int, name: str, state: StateDescriptor) -> None:
     for what, number in numbers.items():
         if number < 1:
             raise StateError(f"{where} has {what} = {number}; it must be at least 1: correct its descriptor")
+    if state.reuse not in get_args(Reuse):
+        raise StateError(f"{where} has reuse {state.reuse!r}; known are {', '.join(get_args(Reuse))}")
+    if not 0 <= state.capacity <= 1:
+        raise StateError(f"{where} has capacity {state.capacity}; it is a share of memory: give a number from 0 to 1")
+    if isinstance(state, SlotState) and state.retention.every < 0:
+        raise StateError(f"{where} keeps snapshots every {state.retention.every} tokens; give 0 (none) or more")
     if state.dtype != "cache" and state.dtype not in DTYPE_BYTES:
         raise StateError(f"{where} has dtype {state.dtype!r}; known are 'cache' and {', '.join(DTYPE_BYTES)}")
     if state.shard is not None and state.shard not in state.axes:
@@ -177,7 +202,7 @@ def _place(
     index: int,
     kind: str,
     size: int,
-    window: int,
+    policy: _Policy,
     reason: str,
     members: Sequence[Named],
     cache_dtype: str,
@@ -209,7 +234,7 @@ def _place(
         forced_by=reason,
         block_bytes=offset,
         states=tuple(placed),
-        window=window,
+        **policy._asdict(),
     )
 
 

@@ -21,3 +21,5 @@ class Holding:
     """Block groups: group -> (place of the first block in the prefix, ids)."""
     slots: dict[int, int] = field(default_factory=dict)
     """Slot groups: group -> slot."""
+    lasting: bool | None = None
+    """A copy on its way into the prefix cache: whether it outlives the next one of its request. None: another's."""

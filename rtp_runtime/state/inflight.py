@@ -25,6 +25,11 @@ class StepsInFlight:
         """Blocks and slots that become free when the steps in flight have ended."""
         return sum(len(blocks) for _, _, blocks in self._waiting)
 
+    @property
+    def latest(self) -> int:
+        """Ticket of the step that was begun last."""
+        return self._next
+
     def begin(self) -> int:
         """A ticket for a step that is submitted now."""
         self._next += 1
@@ -39,9 +44,16 @@ class StepsInFlight:
             _, pool, blocks = self._waiting.popleft()
             pool.recycle(blocks)
 
-    def recycle(self, pool: BlockPool, blocks: Sequence[int]) -> None:
-        """Make blocks that nobody keeps free: at once, or after the steps in flight."""
-        if not self._running:
-            pool.recycle(blocks)
-        elif blocks:
-            self._waiting.append((self._next, pool, blocks))
+    def recycle(self, pool: BlockPool, blocks: Sequence[int], *, settled: bool = False) -> None:
+        """Make blocks that nobody keeps free: after the steps in flight, or now if no step can use them.
+
+        `settled` blocks are used by no step but those that the pool was told of.
+        """
+        if self._running and blocks:
+            first = min(self._running) if settled else 0
+            unused = pool.unused_since(blocks, first)
+            late = [block for block, each in zip(blocks, unused, strict=True) if not each]
+            if late:
+                self._waiting.append((self._next, pool, late))
+                blocks = [block for block, each in zip(blocks, unused, strict=True) if each]
+        pool.recycle(blocks)

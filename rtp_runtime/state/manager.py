@@ -1,8 +1,8 @@
 """The one authority over state: grants blocks and slots to requests, lays out their tables for a step, takes them back.
 
-It counts tokens and never sees one; it schedules nothing and evicts nothing of its own accord.
-The order of calls around a step: `grow` its requests, `group_batches`, `begin_step`, run, `end_step`, then for each
-request `truncate` if drafts were rejected, and `commit`.
+It counts tokens and never sees one; it schedules nothing, and cached prefixes go only where a request lacks room.
+The order of calls: `adopt` a request, then around each step `grow` its requests, `group_batches`, `begin_step`, run,
+`end_step`, and for each request `truncate` if drafts were rejected, and `commit`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from typing import Final
 import numpy as np
 import torch
 
-from rtp_kernel.batch import NULL_BLOCK, GroupBatch, ModelState, StateView
+from rtp_kernel.batch import GroupBatch, ModelState
 from rtp_kernel.parallel import ParallelContext
 from rtp_runtime.errors import StateError
-from rtp_runtime.state.arena import SCRATCH_SLOT, Arena, plan_arena
+from rtp_runtime.state.arena import plan_arena
 from rtp_runtime.state.capacity import Capacity, GroupReport
 from rtp_runtime.state.descriptors import StateDescriptors
 from rtp_runtime.state.grouping import GroupSpec, group_states
 from rtp_runtime.state.holding import Holding
-from rtp_runtime.state.inflight import StepsInFlight
 from rtp_runtime.state.layout import block_batch, slot_batch
-from rtp_runtime.state.pool import BlockPool, Reference
+from rtp_runtime.state.memory import StateMemory
+from rtp_runtime.state.pool import Reference
+from rtp_runtime.state.prefix import PrefixCache
 from rtp_runtime.state.requests import RequestState
-from rtp_runtime.state.tables import BlockTable, RequestId, StepLayout, StepRow
+from rtp_runtime.state.sharing import PrefixSharing
+from rtp_runtime.state.tables import RequestId, StepLayout, StepRow
 
 POISON: Final = 0xFF
 """Byte of which every float format makes a NaN, and every signed integer -1."""
@@ -47,6 +49,8 @@ class StateManager:
         max_step_tokens: tokens of one request in one step, at most; bounds what a window holds (None: unbounded).
         depth: steps submitted before the oldest is collected, beyond that one.
         order: by state name, the physical order of its dimensions, where a chosen op wants not the logical one.
+        prefixes: keep what requests have computed for later ones with the same beginning.
+        prefix_memory: bytes that may be kept so; None: all that no request needs.
 
     Raises:
         StateError: a descriptor nobody implements, an impossible block size, or too little memory.
@@ -68,6 +72,8 @@ class StateManager:
         num_snapshots: int = 0,
         parallel: ParallelContext | None = None,
         order: Mapping[str, Sequence[str]] | None = None,
+        prefixes: bool = False,
+        prefix_memory: int | None = None,
     ) -> None:
         if (num_blocks is None) == (memory is None):
             raise StateError(f"num_blocks is {num_blocks} and memory is {memory}; give either num_blocks or memory")
@@ -81,26 +87,20 @@ class StateManager:
         self.capacity = Capacity(self.groups, plan, max_drafts, span)
         self.capacity.check()
         self.device = torch.device(device)
-        self.arena = Arena(self.groups, plan, self.device)
+        self.memory = StateMemory(self.groups, plan, self.device, max_requests)
+        self.arena, self._pools, self._tables = self.memory.arena, self.memory.pools, self.memory.tables
+        self._steps = self.memory.steps
         self._num_layers = len(descriptors)
-        self._pools = [BlockPool(self.arena, spec.index) for spec in self.groups]
-        self._tables = {
-            spec.index: BlockTable(spec.block_size, max_requests) for spec in self.groups if not spec.is_slot
-        }
         self._requests: dict[RequestId, RequestState] = {}
         self._free_rows: list[int] = []
-        self._steps = StepsInFlight()
+        reusable = bool(self.groups) and all(spec.reuse == "prefix" for spec in self.groups)
+        self._sharing = PrefixSharing(self.memory, prefix_memory) if prefixes and reusable else None
 
     # What the engine binds once.
 
     def views(self) -> ModelState:
         """`views[layer][name]`: each state as a tensor of fixed address, [blocks, entries, *axes] or [slots, *axes]."""
-        layers: list[dict[str, StateView]] = [{} for _ in range(self._num_layers)]
-        for spec in self.groups:
-            for state in spec.states:
-                data = self.arena.view(spec, state)
-                layers[state.layer][state.name] = StateView(data, spec.index, state.tokens_per_entry)
-        return layers
+        return self.memory.views(self._num_layers)
 
     # Questions of capacity.
 
@@ -126,6 +126,11 @@ class StateManager:
         return lcm(*(table.block_size for table in self._tables.values()))
 
     @property
+    def prefixes(self) -> PrefixCache | None:
+        """What is kept of earlier requests; None when nothing is, by choice or because a state forbids it."""
+        return None if self._sharing is None else self._sharing.cache
+
+    @property
     def num_waiting(self) -> int:
         """Blocks and slots that become free once the steps in flight have ended."""
         return self._steps.num_waiting
@@ -133,18 +138,21 @@ class StateManager:
     # Growth and release of requests.
 
     def can_grow(self, request: RequestId, num_tokens: int, drafts: int = 0) -> bool:
-        """Whether `num_tokens` more tokens of the request, `drafts` of them drafts, can be given a place now."""
-        return self._available(self._needs(request, num_tokens, drafts))
+        """Whether `num_tokens` more tokens of the request, `drafts` of them drafts, can be given a place now.
+
+        Cached prefixes that nobody uses make way for them.
+        """
+        return self._make_room(self._needs(request, num_tokens, drafts))
 
     def grow(self, request: RequestId, num_tokens: int, drafts: int = 0) -> bool:
         """Give `num_tokens` more tokens of the request a place; a request not seen before is new.
 
-        Returns False, and changes nothing, when there is no room.
+        Returns False, and changes nothing of any request, when there is no room even without cached prefixes.
         """
         state = self._requests.get(request)
         if state is None or drafts or state.length + num_tokens > state.room:
             needs = self._needs(request, num_tokens, drafts)
-            if not self._available(needs):
+            if not self._make_room(needs):
                 return False
             state = state or self._add(request)
             for group, need in enumerate(needs):
@@ -152,6 +160,8 @@ class StateManager:
                     self._grant(state, group, self._pools[group].allocate(need))
             state.measure(self.groups)
         state.length += num_tokens
+        if self._sharing is not None and state.share is not None and state.share.next_copy <= state.length:
+            self._sharing.ask(state)
         return True
 
     def num_tokens(self, request: RequestId) -> int:
@@ -176,7 +186,7 @@ class StateManager:
         for group, table in self._tables.items():
             end = -(-num_tokens // table.block_size)
             if end < state.end[group]:
-                self._drop(group, table.take(state.row, end, state.end[group]), Reference.REQUEST)
+                self.memory.drop(group, table.take(state.row, end, state.end[group]), Reference.REQUEST)
                 state.end[group] = end
         state.length = num_tokens
         state.measure(self.groups)
@@ -187,13 +197,37 @@ class StateManager:
         if state is None:
             return
         for group, table in self._tables.items():
-            self._drop(group, table.take(state.row, state.first[group], state.end[group]), Reference.REQUEST)
+            self.memory.drop(group, table.take(state.row, state.first[group], state.end[group]), Reference.REQUEST)
         for group, slots in state.slots.items():
             kept = [slot for slot in (slots.own, slots.source, *slots.candidates) if slot]
-            self._drop(group, kept, Reference.REQUEST)
+            self.memory.drop(group, kept, Reference.REQUEST)
         for holding in state.snapshots:
             self.let_go(holding)
         self._free_rows.append(state.row)
+
+    # Reuse of prefixes.
+
+    def adopt(self, request: RequestId, keys: Sequence[bytes], num_tokens: int, *, lookup: bool = True) -> int:
+        """Begin a new request of `num_tokens` known tokens with the longest cached prefix of it; returns its tokens.
+
+        What the request commits is kept for others, as far as `keys` (of its tokens, `prefixes.key_unit` each) go by
+        then. At least one token is left to compute. With `lookup` false it starts from nothing.
+        """
+        if self._sharing is None:
+            return 0
+        match = self._sharing.match(keys, num_tokens if lookup else 0)
+        if match.nodes:
+            blocks, slots = self._sharing.cache.use(match.nodes)
+            state = self._start(request, match.nodes[-1].end, blocks, slots)
+        else:
+            state = self._add(request)
+        self._sharing.join(state, keys, num_tokens, match)
+        return state.committed
+
+    def clear_prefixes(self) -> None:
+        """Forget all cached prefixes; running requests keep what they use."""
+        if self._sharing is not None:
+            self._sharing.cache.clear()
 
     # Around a step.
 
@@ -244,13 +278,18 @@ class StateManager:
             f"{num_tokens} tokens of {request!r} were not submitted"
         )
         state.committed = num_tokens
+        if self._sharing is not None:
+            self._sharing.publish(state)
         for holding in state.due_snapshots(num_tokens):
-            self._complete(state, holding)
+            if holding.lasting is None or self._sharing is None:
+                self.memory.complete(state.row, holding)
+            elif not self._sharing.deliver(state, holding):
+                self.let_go(holding)
         for group, slots in state.slots.items():
             if slots.source and num_tokens > slots.source_at:
-                self._drop(group, [slots.source], Reference.REQUEST)
+                self.memory.drop(group, [slots.source], Reference.REQUEST)
                 slots.source = 0
-        self._pass_windows(state)
+        self.memory.pass_windows(state)
 
     # Snapshots and transfers.
 
@@ -266,9 +305,9 @@ class StateManager:
         """
         state = self._requests[request]
         num_tokens = state.committed if num_tokens is None else num_tokens
-        self._check_snapshot(request, state, num_tokens)
+        state.check_snapshot(request, num_tokens, self.snapshot_unit)
         slot_groups = list(state.slots)
-        if not self._available([int(group in state.slots) for group in range(len(self.groups))]):
+        if not self._make_room([int(group in state.slots) for group in range(len(self.groups))]):
             return None
         slots = {group: self._pools[group].allocate(1, Reference.CACHE)[0] for group in slot_groups}
         holding = Holding(num_tokens, Reference.CACHE, slots=slots)
@@ -276,22 +315,14 @@ class StateManager:
             state.snapshots.append(holding)
             return holding
         for group, slot in slots.items():
-            self._copy_slot(group, state.slots[group].reading(num_tokens), slot)
-        self._complete(state, holding)
+            self.memory.copy_slot(group, state.slots[group].reading(num_tokens), slot)
+        self.memory.complete(state.row, holding)
         return holding
 
     def restore(self, request: RequestId, holding: Holding) -> int:
         """Start a new request from a complete holding, whose blocks and slots it shares; returns the tokens it has."""
         assert holding.complete and not holding.released, "only what is computed, collected and kept can be restored"
-        state = self._add(request)
-        for group, (first, blocks) in holding.blocks.items():
-            self._pools[group].take(blocks, Reference.REQUEST)
-            self._tables[group].put(state.row, first, blocks)
-            state.first[group], state.end[group] = first, first + len(blocks)
-        for group, slot in holding.slots.items():
-            self._pools[group].take([slot], Reference.REQUEST)
-            state.slots[group].source, state.slots[group].source_at = slot, holding.num_tokens
-        state.length = state.submitted = state.committed = holding.num_tokens
+        self._start(request, holding.num_tokens, holding.blocks, holding.slots)
         return holding.num_tokens
 
     def transfer(self, holding: Holding) -> Holding:
@@ -309,17 +340,13 @@ class StateManager:
             return
         holding.released = True
         for group, (_, blocks) in holding.blocks.items():
-            self._drop(group, blocks, holding.kind)
+            self.memory.drop(group, blocks, holding.kind)
         for group, slot in holding.slots.items():
-            self._drop(group, [slot], holding.kind)
+            self.memory.drop(group, [slot], holding.kind)
 
     def poison(self, byte: int = POISON) -> None:
         """Overwrite all memory that nobody keeps, for tests: whoever reads it is found out. Only between steps."""
-        assert len(self._steps) == 0, "a step is in flight"
-        self.arena.fill_free(byte)
-        for pool, spec in zip(self._pools, self.groups, strict=True):
-            unowned = SCRATCH_SLOT if spec.is_slot else NULL_BLOCK
-            self.arena.fill(spec.index, [unowned, *pool.free_blocks()], byte)
+        self.memory.poison(byte)
 
     # Behind these.
 
@@ -330,16 +357,34 @@ class StateManager:
         self._requests[request] = state
         return state
 
+    def _start(
+        self,
+        request: RequestId,
+        num_tokens: int,
+        blocks: Mapping[int, tuple[int, Sequence[int]]],
+        slots: Mapping[int, int],
+    ) -> RequestState:
+        """A new request whose first tokens have the state that these blocks and slots hold, which it shares."""
+        state = self._add(request)
+        for group, (first, ids) in blocks.items():
+            self._pools[group].take(ids, Reference.REQUEST)
+            self._tables[group].put(state.row, first, ids)
+            state.first[group], state.end[group] = first, first + len(ids)
+        for group, slot in slots.items():
+            self._pools[group].take([slot], Reference.REQUEST)
+            state.slots[group].source, state.slots[group].source_at = slot, num_tokens
+        state.length = state.submitted = state.committed = num_tokens
+        return state
+
     def _needs(self, request: RequestId, num_tokens: int, drafts: int) -> list[int]:
         """Blocks and slots, by group, that the request lacks for `num_tokens` more tokens."""
         state = self._requests.get(request) or RequestState.new(-1, self.groups)
         return [state.lacks(spec, state.length + num_tokens, drafts) for spec in self.groups]
 
-    def _available(self, needs: Sequence[int]) -> bool:
-        if not any(needs):
-            return True
-        lacking = [max(0, need - pool.num_free) for need, pool in zip(needs, self._pools, strict=True)]
-        return self.arena.plan.extents_for(lacking) <= self.arena.num_free
+    def _make_room(self, needs: Sequence[int]) -> bool:
+        if self._sharing is None:
+            return self.memory.available(needs)
+        return self._sharing.make_room(needs, self._requests.values())
 
     def _grant(self, state: RequestState, group: int, blocks: list[int]) -> None:
         slots = state.slots.get(group)
@@ -350,46 +395,3 @@ class StateManager:
         if not slots.own:
             slots.own = blocks.pop()
         slots.candidates += blocks
-
-    def _drop(self, group: int, blocks: Sequence[int], kind: Reference) -> None:
-        pool = self._pools[group]
-        self._steps.recycle(pool, pool.drop(blocks, kind))
-
-    def _pass_windows(self, state: RequestState) -> None:
-        """Let go of blocks that lie wholly behind what the next query sees."""
-        for spec in self.groups:
-            if spec.window:
-                passed = max(0, state.committed - spec.window + 1) // spec.block_size
-                first = state.first[spec.index]
-                if passed > first:
-                    self._drop(spec.index, self._tables[spec.index].take(state.row, first, passed), Reference.REQUEST)
-                    state.first[spec.index] = passed
-
-    def _check_snapshot(self, request: RequestId, state: RequestState, num_tokens: int) -> None:
-        unit = self.snapshot_unit
-        if num_tokens < 1 or num_tokens % unit:
-            raise StateError(
-                f"a snapshot after {num_tokens} tokens is not at the end of a block; take a multiple of {unit}"
-            )
-        now = num_tokens == state.committed == state.submitted
-        if not now and num_tokens <= state.submitted:
-            raise StateError(
-                f"request {request!r} has submitted {state.submitted} tokens and committed {state.committed}: "
-                f"a snapshot after {num_tokens} comes too late; ask before the step that passes it"
-            )
-
-    def _complete(self, state: RequestState, holding: Holding) -> None:
-        """The holding's content is there: reference the blocks that a continuation reads."""
-        for spec in self.groups:
-            if not spec.is_slot:
-                first = max(0, holding.num_tokens - spec.window + 1) // spec.block_size if spec.window else 0
-                blocks = self._tables[spec.index].get(state.row, first, holding.num_tokens // spec.block_size)
-                self._pools[spec.index].take(blocks, holding.kind)
-                holding.blocks[spec.index] = first, tuple(blocks)
-        holding.complete = True
-
-    def _copy_slot(self, group: int, source: int, target: int) -> None:
-        spec = self.groups[group]
-        for placed in spec.states:
-            data = self.arena.view(spec, placed)
-            data[target].copy_(data[source])

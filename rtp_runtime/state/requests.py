@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rtp_kernel.batch import NULL_BLOCK
 from rtp_runtime.errors import StateError
 from rtp_runtime.state.grouping import GroupSpec
 from rtp_runtime.state.holding import Holding
+
+if TYPE_CHECKING:
+    from rtp_runtime.state.sharing import Share
 
 UNBOUNDED: Final = 2**31 - 1
 """Tokens of a request whose state does not grow (slots only)."""
@@ -75,6 +78,24 @@ class RequestState:
     """Tokens up to which nothing is lacking."""
     snapshots: list[Holding] = field(default_factory=list)
     """Asked for, and not complete yet."""
+    share: Share | None = None
+    """Its part in the prefix cache."""
+
+    def check_snapshot(self, request: str | int, num_tokens: int, unit: int) -> None:
+        """
+        Raises:
+            StateError: a snapshot after `num_tokens` is not at the end of blocks (`unit`), or comes too late.
+        """
+        if num_tokens < 1 or num_tokens % unit:
+            raise StateError(
+                f"a snapshot after {num_tokens} tokens is not at the end of a block; take a multiple of {unit}"
+            )
+        now = num_tokens == self.committed == self.submitted
+        if not now and num_tokens <= self.submitted:
+            raise StateError(
+                f"request {request!r} has submitted {self.submitted} tokens and committed {self.committed}: "
+                f"a snapshot after {num_tokens} comes too late; ask before the step that passes it"
+            )
 
     def due_snapshots(self, num_tokens: int) -> list[Holding]:
         """Take out the snapshots up to there that are still wanted."""
