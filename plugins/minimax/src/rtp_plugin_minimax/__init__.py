@@ -14,4 +14,5 @@ RTP_API = "0.1"
 
 @hookimpl
 def rtp_register_models(models: ModelRegistry) -> None:
+    models.add("MiniMaxForCausalLM", "rtp_plugin_minimax.minimax")
     models.add("MiniMaxM2ForCausalLM", "rtp_plugin_minimax.minimax_m2")
