@@ -276,6 +276,7 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "compress": ("compress:compress", False),
         "compressed_attention": ("compress:compressed_attention", False),
         "block_means": ("block_means:block_means", True),
+        "pooled_keys": ("pooled_keys:pooled_keys", False),
         "index_scores": ("token_index:index_scores", False),
         "latent_attention": ("latent_attention:latent_attention", False),
         "route": ("moe:route", False),

@@ -13,6 +13,7 @@ from rtp_kernel.components.linear_attention import CausalConv, GatedDeltaRule, G
 from rtp_kernel.components.mlp import Activation, Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
+from rtp_kernel.components.pooled_indexer import PooledIndexer
 from rtp_kernel.components.rotary import RopeParameters, Rotary, RotaryEmbedding
 from rtp_kernel.components.token_context import PreviousTokens
 from rtp_kernel.components.token_indexer import EntryIndexer, TokenIndexer
@@ -42,6 +43,7 @@ __all__ = [
     "LightningAttention",
     "Linear",
     "MergedLinear",
+    "PooledIndexer",
     "PreviousTokens",
     "RMSNorm",
     "RopeParameters",
