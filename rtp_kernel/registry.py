@@ -302,6 +302,8 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "cpu.attention:DecodeAttention",
             "flash_attn:FlashAttention",
         ),
+        "latent_attention": ("cpu.latent:LatentPrefill", "cpu.latent:LatentDecode"),
+        "index_scores": ("cpu.latent:IndexScoresDecode",),
         "route": ("cpu.rows:Route",),
         "experts": ("cpu.rows:TiledExperts", "cpu.moe:GroupedExperts"),
     }

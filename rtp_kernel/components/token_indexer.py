@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
+from rtp_kernel.components.attention import REGIMES
 from rtp_kernel.components.base import Binding, Component
 from rtp_kernel.components.linear import Linear
 from rtp_kernel.components.norm import LayerNorm
@@ -15,11 +18,10 @@ from rtp_kernel.ops.attention import Span, spans
 from rtp_kernel.ops.selection import select
 from rtp_kernel.ops.state import write_state
 from rtp_kernel.ops.token_index import index_scores
-from rtp_kernel.registry import OpFunction
+from rtp_kernel.registry import OpFunction, StepPlans, implementation_of
 
 MAX_SCORES = 1 << 26
 """Scores that are held at once: 256 MiB. Longer spans are scored and selected from in parts."""
-REGIMES = ("decode", "verify", "prefill")
 
 
 class _Indexer(Component):
@@ -34,30 +36,41 @@ class _Indexer(Component):
         self.top_k = top_k
         self._score: dict[str, OpFunction] = dict.fromkeys(REGIMES, index_scores)
         self._select: OpFunction = select
+        self._kind: tuple[Any, ...] = ("index",)
+        self._plans = StepPlans()
 
     def bind(self, binding: Binding) -> None:
         shapes = {"heads": self.num_heads, "head dim": self.head_dim}
         self._score = {regime: binding.op("index_scores", regime=regime, shapes=shapes) for regime in REGIMES}
         self._select = binding.op("select", shapes={"k": self.top_k})
+        self._kind = ("index", *(implementation_of(op).name for op in self._score.values()))
+        self._plans = binding.ops.plans
 
-    def _best(self, q: Tensor, weights: Tensor, batch: ForwardBatch, view: StateView) -> Tensor:
-        """q [T, heads, D], weights [T, heads] float32 -> selection [T, 1, k] of the keys in the state."""
-        chosen = [
-            self._chosen(self._score[regime], q, weights, view, batch, part)
+    def _plan(self, batch: ForwardBatch, view: StateView) -> list[tuple[str, Span, Any]]:
+        """The parts in which the step is scored, and what the chosen implementations want to know of each."""
+
+        def ask(op: OpFunction, part: Span) -> Any:
+            make = getattr(implementation_of(op), "plan", None)
+            return None if make is None else make(batch, view, part, None)
+
+        return [
+            (regime, part, ask(self._score[regime], part))
             for regime, span in spans(batch)
             for part in _parts(batch, span)
         ]
+
+    def _best(self, q: Tensor, weights: Tensor, batch: ForwardBatch, view: StateView) -> Tensor:
+        """q [T, heads, D], weights [T, heads] float32 -> selection [T, 1, k] of the keys in the state."""
+        key = (self._kind, view.group, view.data.shape, view.data.stride())
+        chosen = []
+        for regime, part, plan in self._plans.get(batch, key, lambda: self._plan(batch, view)):
+            rows = slice(part.rows.start, part.rows.stop)
+            score = self._score[regime]
+            scores = score(q[rows], weights[rows], view, batch, part, scale=self.head_dim**-0.5, plan=plan)
+            chosen.append(self._select(scores, self.top_k))  # of [rows, 1, places]
         width = max((part.shape[-1] for part in chosen), default=0)
         padded = [functional.pad(part, (0, width - part.shape[-1]), value=-1) for part in chosen]
         return torch.cat(padded) if padded else torch.zeros(0, 1, 0, dtype=torch.long, device=q.device)
-
-    def _chosen(
-        self, score: OpFunction, q: Tensor, weights: Tensor, view: StateView, batch: ForwardBatch, span: Span
-    ) -> Tensor:
-        rows = slice(span.rows.start, span.rows.stop)
-        scores = score(q[rows], weights[rows], view, batch, span, scale=self.head_dim**-0.5)  # [rows, 1, places]
-        chosen: Tensor = self._select(scores, self.top_k)
-        return chosen
 
     def extra_repr(self) -> str:
         return f"heads={self.num_heads}, dim={self.head_dim}, top_k={self.top_k}"

@@ -84,16 +84,7 @@ class DecodeAttention:
         live = [row for row, request in enumerate(span.requests) if batch.query_lens[request]]
         lens = [batch.kv_lens[span.requests[row]] for row in live]
         seen = lens if window is None else [min(length, window) for length in lens]
-        calls = []
-        for bucket in _buckets(seen):
-            rows = [live[place] for place in bucket]
-            whole = rows == list(range(len(span.rows)))
-            table = batch.groups[kv.group].block_table
-            assert table is not None
-            requests = torch.tensor([span.requests[row] for row in rows])
-            ends, counts = torch.tensor([lens[place] for place in bucket]), [seen[place] for place in bucket]
-            calls.append(_decode_call(kv.data, table[requests], ends, counts, None if whole else torch.tensor(rows)))
-        return tuple(calls)
+        return decode_calls(batch, kv, span, live, lens, seen)
 
     def __call__(
         self,
@@ -114,6 +105,22 @@ class DecodeAttention:
         for call in calls:
             out[call.rows] = _decode(q[call.rows], kv, call, scale)
         return out
+
+
+def decode_calls(
+    batch: ForwardBatch, view: StateView, span: Span, live: Sequence[int], lens: Sequence[int], seen: Sequence[int]
+) -> tuple[DecodeCall, ...]:
+    """Calls for the span's rows `live`, each of which sees the last `seen` of its request's first `lens` entries."""
+    table = batch.groups[view.group].block_table
+    assert table is not None
+    calls = []
+    for bucket in _buckets(seen):
+        rows = [live[place] for place in bucket]
+        whole = rows == list(range(len(span.rows)))
+        requests = torch.tensor([span.requests[row] for row in rows])
+        ends, counts = torch.tensor([lens[place] for place in bucket]), [seen[place] for place in bucket]
+        calls.append(_decode_call(view.data, table[requests], ends, counts, None if whole else torch.tensor(rows)))
+    return tuple(calls)
 
 
 def _buckets(lens: Sequence[int]) -> list[list[int]]:
