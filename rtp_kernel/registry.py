@@ -278,6 +278,7 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "block_means": ("block_means:block_means", True),
         "pooled_keys": ("pooled_keys:pooled_keys", False),
         "index_scores": ("token_index:index_scores", False),
+        "block_index_scores": ("block_index:block_index_scores", False),
         "latent_attention": ("latent_attention:latent_attention", False),
         "route": ("moe:route", False),
         "hyper_connection": ("hyper_connection:hyper_connection", False),

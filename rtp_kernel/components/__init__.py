@@ -3,6 +3,7 @@
 from rtp_kernel.components.attention import Attention
 from rtp_kernel.components.base import Binding, Component, bind_components, components, parameter, prepare_components
 from rtp_kernel.components.block_means import BlockMeans
+from rtp_kernel.components.block_selector import BlockSelector
 from rtp_kernel.components.compressor import CompressedAttention, WindowPool
 from rtp_kernel.components.embedding import Embedding
 from rtp_kernel.components.hyper_connection import HyperConnection, HyperHead
@@ -23,6 +24,7 @@ __all__ = [
     "Attention",
     "Binding",
     "BlockMeans",
+    "BlockSelector",
     "CausalConv",
     "Component",
     "CompressedAttention",
