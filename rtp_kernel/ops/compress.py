@@ -175,6 +175,7 @@ def attend(q: Tensor, seen: Sequence[Keys], scale: float, sinks: Tensor | None) 
     sizes = [each.shape[-1] for each in scores]
     if sinks is not None:
         scores.append(sinks.float().view(1, -1, 1).expand(len(q), -1, 1))
-    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1)[..., : sum(sizes)].split(sizes, dim=-1)
-    sums = [torch.matmul(weight, each) for weight, each in zip(weights, keys, strict=True)]
+    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1)[..., : sum(sizes)]
+    parts = torch.split_with_sizes(weights, sizes, dim=-1)
+    sums = [torch.matmul(weight, each) for weight, each in zip(parts, keys, strict=True)]
     return torch.stack(sums).sum(0).to(q.dtype)

@@ -14,7 +14,7 @@ from rtp_kernel.components import HyperConnection, HyperHead, bind_components
 from rtp_kernel.registry import OpTable, default_registry
 
 HIDDEN = 20
-NUMBERS = {"eps": 1e-6, "norm_eps": 1e-5}
+NUMBERS: dict[str, Any] = {"eps": 1e-6, "norm_eps": 1e-5}
 
 
 def _config(streams: int, iterations: int = 20) -> Any:
