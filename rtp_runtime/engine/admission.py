@@ -15,8 +15,9 @@ from rtp_runtime.engine.config import EngineConfig
 from rtp_runtime.engine.limits import ModelLimits
 from rtp_runtime.engine.sampling_params import SamplingParams
 from rtp_runtime.errors import RequestError, UsageError
-from rtp_runtime.state import StateManager
+from rtp_runtime.state import StateDescriptors, StateManager
 from rtp_runtime.state.grouping import group_states
+from rtp_runtime.state.keys import namespace
 
 if TYPE_CHECKING:
     from rtp_runtime.model import LoadedModel
@@ -69,10 +70,12 @@ def make_state(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits, m
     num_blocks, memory = config.num_blocks, config.memory
     if num_blocks is not None and memory is not None:
         raise UsageError(f"num_blocks={num_blocks} and memory={memory} both size the state: give one of them")
+    num_snapshots = 0
     if num_blocks is None and memory is None:
+        num_snapshots = config.max_num_seqs if config.prefix_caching else 0
         num_blocks, memory = _default_size(loaded, config, limits, max_drafts)
     return StateManager(
-        loaded.states,
+        chosen_states(loaded, config),
         cache_dtype=loaded.dtype,
         device=loaded.device,
         block_size=config.block_size,
@@ -82,6 +85,35 @@ def make_state(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits, m
         max_drafts=max_drafts,
         max_step_tokens=min(config.max_num_batched_tokens, config.max_chunk_tokens or config.max_num_batched_tokens),
         depth=config.depth,
+        num_snapshots=num_snapshots,
+        prefixes=config.prefix_caching,
+        prefix_memory=config.prefix_cache_memory,
+    )
+
+
+def chosen_states(loaded: LoadedModel, config: EngineConfig) -> StateDescriptors:
+    """The model's own states, or those of the policy that the config names.
+
+    Raises:
+        UsageError: no plugin has registered the name for this model.
+    """
+    name = config.state_policy
+    if name is None:
+        return loaded.states
+    if name not in loaded.state_policies:
+        known = ", ".join(map(repr, loaded.state_policies)) or "none"
+        raise UsageError(f"state_policy={name!r} is not registered for this model; registered are: {known}")
+    return loaded.state_policies[name]
+
+
+def prefix_namespace(loaded: LoadedModel, config: EngineConfig, state: StateManager) -> bytes:
+    """What keys of this engine start from: everything besides tokens and salt that decides the state they name."""
+    return namespace(
+        loaded.fingerprint,
+        str(loaded.dtype),
+        config.state_policy,
+        config.deterministic,
+        str([(spec.kind, spec.block_size, spec.states) for spec in state.groups]),
     )
 
 
@@ -90,7 +122,9 @@ def _default_size(
 ) -> tuple[int | None, int | None]:
     """(blocks, bytes), one of them None: enough for all requests at full length, within a third of the free memory."""
     groups = group_states(
-        loaded.states, cache_dtype=str(loaded.dtype).removeprefix("torch."), block_size=config.block_size
+        chosen_states(loaded, config),
+        cache_dtype=str(loaded.dtype).removeprefix("torch."),
+        block_size=config.block_size,
     )
     sizes = [group.block_size for group in groups if not group.is_slot]
     budget = free_memory(str(loaded.device)) // 3
@@ -98,8 +132,9 @@ def _default_size(
     if length is None or not sizes:
         return None, budget
     num_blocks = config.max_num_seqs * -(-length // min(sizes))
+    num_slots = 1 + max_drafts + config.prefix_caching
     per_request = sum(
-        group.block_bytes * (1 + max_drafts if group.is_slot else -(-length // group.block_size)) for group in groups
+        group.block_bytes * (num_slots if group.is_slot else -(-length // group.block_size)) for group in groups
     )
     return (num_blocks, None) if config.max_num_seqs * per_request <= budget else (None, budget)
 

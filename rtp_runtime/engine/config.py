@@ -35,6 +35,13 @@ class EngineConfig:
     """Where seeds of requests without one come from; None: entropy."""
     deterministic: bool = False
     """Only implementations whose result for a row is independent of its company."""
+    prefix_caching: bool = True
+    """Start a request from what earlier ones have computed of the same beginning. Requests that ask for an output at
+    every position of the prompt compute them all."""
+    prefix_cache_memory: int | None = None
+    """Bytes of the state's memory that may be kept for requests to come; None: all that no request needs."""
+    state_policy: str | None = None
+    """Name under which a plugin has registered another way to keep the model's state; None: the model's own."""
 
     def __post_init__(self) -> None:
         _check("max_num_seqs", self.max_num_seqs, 1)
@@ -46,8 +53,12 @@ class EngineConfig:
         _check("memory", self.memory, 1, optional=True)
         _check("depth", self.depth, 0)
         _check("seed", self.seed, 0, optional=True)
-        if not isinstance(self.deterministic, bool):
-            raise UsageError(f"deterministic={self.deterministic!r}: give True or False")
+        _check("prefix_cache_memory", self.prefix_cache_memory, 1, optional=True)
+        for name in ("deterministic", "prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name}={getattr(self, name)!r}: give True or False")
+        if self.state_policy is not None and not isinstance(self.state_policy, str):
+            raise UsageError(f"state_policy={self.state_policy!r}: give a name or None")
         if self.depth > 2:
             raise UsageError(f"depth={self.depth} is out of range: give 0, 1 or 2")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rtp_runtime.engine.admission import Admission, make_state, resolve_model_len
+from rtp_runtime.engine.admission import Admission, make_state, prefix_namespace, resolve_model_len
 from rtp_runtime.engine.config import EngineConfig
 from rtp_runtime.engine.drafts import DraftProposer, propose_drafts
 from rtp_runtime.engine.limits import ModelLimits, model_limits
-from rtp_runtime.engine.outputs import RequestOutput, StepOutput
+from rtp_runtime.engine.outputs import EngineStats, RequestOutput, StepOutput
 from rtp_runtime.engine.progress import snapshot, take_result
 from rtp_runtime.engine.request import Request
 from rtp_runtime.engine.runner import ChunkResult, Runner, Ticket
@@ -21,6 +21,7 @@ from rtp_runtime.engine.sampling_params import SamplingParams
 from rtp_runtime.engine.scheduler import Scheduler
 from rtp_runtime.engine.text_stream import TextStream
 from rtp_runtime.errors import RequestError, StateError, UsageError
+from rtp_runtime.state.keys import ContentKeys, namespace
 
 if TYPE_CHECKING:
     from rtp_runtime.model import LoadedModel
@@ -68,6 +69,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._seeds = random.Random(self.config.seed)
+        self._namespace = prefix_namespace(loaded, self.config, self._state)
 
     @property
     def has_work(self) -> bool:
@@ -77,6 +79,24 @@ class Engine:
     @property
     def num_preemptions(self) -> int:
         return self._scheduler.num_preemptions
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counts since the engine was made."""
+        reuse, prefixes = self._scheduler.reuse, self._state.prefixes
+        return EngineStats(
+            num_preemptions=self.num_preemptions,
+            prefix_lookups=reuse.lookups,
+            prefix_hits=reuse.hits,
+            lookup_tokens=reuse.lookup_tokens,
+            cached_tokens=reuse.cached_tokens,
+            prefix_evictions=0 if prefixes is None else prefixes.num_evictions,
+            prefix_bytes=self._state.memory.cached_bytes,
+        )
+
+    def clear_prefixes(self) -> None:
+        """Forget what is kept of earlier requests, as after a change of weights; running requests go on."""
+        self._state.clear_prefixes()
 
     def add(
         self,
@@ -112,7 +132,9 @@ class Engine:
             prompt=prompt,
             text=self._text_stream(params),
             return_logits=return_logits,
+            keys=self._keys(params),
         )
+        request.extend_keys(request.num_prompt)
         self._arrivals += 1
         self._requests[name] = request
         self._scheduler.add(request)
@@ -184,8 +206,8 @@ class Engine:
             # What was computed after the end of a request is thrown away.
             if request.reason is not None:
                 continue
-            self._settle(request, result)
             step = take_result(request, result)
+            self._settle(request, result)
             if step is not None:
                 news.append(step)
             if request.reason is not None:
@@ -200,9 +222,19 @@ class Engine:
         if current:
             if result.num_tokens < chunk.num_tokens:
                 self._state.truncate(request.request_id, end)
-            self._state.commit(request.request_id, end)
+            # What follows a stop is thrown away.
+            final = min(end, request.num_prompt + len(request.ids))
+            request.extend_keys(final)
+            self._state.commit(request.request_id, final)
         if chunk.drafts:
             request.settle(len(result.token_ids), end if current else None)
+
+    def _keys(self, params: SamplingParams) -> ContentKeys | None:
+        prefixes = self._state.prefixes
+        if prefixes is None:
+            return None
+        first = self._namespace if params.cache_salt is None else namespace(self._namespace.hex(), params.cache_salt)
+        return ContentKeys(first, prefixes.key_unit)
 
     def _forget(self, request: Request) -> None:
         """The clean-up of completion, cancelling and failure alike."""

@@ -74,7 +74,28 @@ class RequestOutput:
     new_token_ids: list[int] = field(default_factory=list)
     """What the latest step added, for streams."""
     new_text: str | None = None
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that were not computed, since an earlier request had."""
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """What an engine has done since it was made, and what it keeps now."""
+
+    num_preemptions: int
+    prefix_lookups: int
+    """Requests that were looked up among cached prefixes; one that is preempted is looked up anew."""
+    prefix_hits: int
+    """Of these, those that started from one."""
+    lookup_tokens: int
+    """Tokens that the lookups asked for."""
+    cached_tokens: int
+    """Of these, those that were not computed again."""
+    prefix_evictions: int
+    """Cached stretches, and copies of slots, that made way."""
+    prefix_bytes: int
+    """Bytes of state that cached prefixes refer to now, those in use by running requests included."""

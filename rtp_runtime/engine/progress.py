@@ -43,6 +43,7 @@ def snapshot(request: Request, news: StepOutput | None = None) -> RequestOutput:
         logits=logits,
         new_token_ids=[] if news is None else news.token_ids,
         new_text=None if text is None else "" if news is None else news.text,
+        num_cached_tokens=request.num_cached_tokens,
     )
 
 

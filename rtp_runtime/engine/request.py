@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rtp_runtime.engine.text_stream import TextStream
+    from rtp_runtime.state.keys import ContentKeys
 
 
 class Request:
@@ -30,9 +31,11 @@ class Request:
         "generation",
         "ids",
         "in_flight",
+        "keys",
         "limit",
         "logits",
         "logprobs",
+        "num_cached_tokens",
         "num_computed",
         "num_outputs",
         "num_tokens",
@@ -64,6 +67,7 @@ class Request:
         prompt: str | None = None,
         text: TextStream | None = None,
         return_logits: bool = False,
+        keys: ContentKeys | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -77,6 +81,8 @@ class Request:
         """Ids that end the request: end-of-sequence ids unless ignored, and the caller's."""
         self.text = text
         self.return_logits = return_logits
+        self.keys = keys
+        """Content keys of the tokens that the host knows; None: it shares no prefixes."""
 
         self.num_tokens = len(prompt_ids)
         self.num_computed = 0
@@ -84,6 +90,8 @@ class Request:
         """Tokens that submitted steps sample."""
         self.in_flight = 0
         """Submitted steps that were not collected."""
+        self.num_cached_tokens = 0
+        """Tokens of the prompt that it did not have to compute when it was first admitted."""
         self.generation = 0
         """Rises when the state is given up, so that a late step's result is not committed to new state."""
         self.from_table = False
@@ -105,6 +113,16 @@ class Request:
     def num_prompt(self) -> int:
         return len(self.prompt_ids)
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether tokens of the prompt need no output of their own."""
+        return not self.return_logits and self.params.prompt_logprobs is None
+
+    def extend_keys(self, stop: int) -> None:
+        """Give keys to the tokens up to `stop`, as far as they fill units."""
+        if self.keys is not None and stop - self.keys.num_tokens >= self.keys.unit:
+            self.keys.extend(self.host_ids(self.keys.num_tokens, stop))
+
     def settle(self, num_outputs: int, num_computed: int | None) -> None:
         """Count a collected step with drafts: it sampled so many tokens, and `num_computed` are fed (None: none, since
         the state was given up meanwhile)."""
@@ -118,4 +136,6 @@ class Request:
         if stop <= len(self.prompt_ids):
             return self.prompt_ids[start:stop]
         assert stop <= len(self.prompt_ids) + len(self.ids), "the host does not know these tokens yet"
+        if start >= self.num_prompt:
+            return np.array(self.ids[start - self.num_prompt : stop - self.num_prompt], dtype=np.int64)
         return np.concatenate((self.prompt_ids, np.asarray(self.ids, dtype=np.int64)))[start:stop]

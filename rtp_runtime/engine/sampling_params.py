@@ -50,6 +50,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    cache_salt: str | None = None
+    """Only requests of the same salt share cached prefixes, so that nobody learns by timing what others have asked."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -70,6 +72,8 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name}={getattr(self, name)!r}: give True or False")
+        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
+            raise UsageError(f"cache_salt={self.cache_salt!r} is a {type(self.cache_salt).__name__}: give a string")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UsageError(
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: lower it or raise max_tokens"

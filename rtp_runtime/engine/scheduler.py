@@ -1,13 +1,15 @@
 """Which requests take part in the next step, and with how many tokens. Works on counts; never sees a token's value.
 
 Requests are served by age. Decodes come first in the token budget, prefill takes chunks of what they leave, and a
-growth that the state cannot serve preempts the youngest request, which is recomputed later.
+growth that the state cannot serve preempts the youngest request, which is recomputed later. A request begins with what
+the state has kept of the same beginning.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -18,7 +20,11 @@ from rtp_runtime.engine.request import Request
 class StateLedger(Protocol):
     """The part of the state manager that scheduling asks."""
 
+    def adopt(self, request: str, keys: Sequence[bytes], num_tokens: int, *, lookup: bool = True) -> int: ...
+
     def can_grow(self, request: str, num_tokens: int) -> bool: ...
+
+    def clear_prefixes(self) -> None: ...
 
     def grow(self, request: str, num_tokens: int, drafts: int = 0) -> bool: ...
 
@@ -58,6 +64,16 @@ class Plan:
     num_tokens: int
 
 
+@dataclass(slots=True)
+class ReuseCounts:
+    """Admissions for which a cached prefix was looked for, and what was found."""
+
+    lookups: int = 0
+    hits: int = 0
+    lookup_tokens: int = 0
+    cached_tokens: int = 0
+
+
 class Scheduler:
     """Holds the waiting and the running requests and plans steps over them."""
 
@@ -72,6 +88,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.reuse = ReuseCounts()
 
     @property
     def has_work(self) -> bool:
@@ -143,6 +160,9 @@ class Scheduler:
             youngest = self.running[-1]
             self.preempt(youngest)
             if youngest is request:
+                if not self.running:
+                    # Alone it fits, as admission has found, once nothing scattered is shared with cached prefixes.
+                    self._state.clear_prefixes()
                 return False
         return True
 
@@ -152,17 +172,42 @@ class Scheduler:
             # A token that is still in flight is unknown to the host, which must feed it again.
             if request.in_flight:
                 return
-            # Room for the whole of it, so that it is not preempted at once by those it would join.
-            if self.running and not self._state.can_grow(request.request_id, request.num_tokens):
-                return
-            size = min(request.num_tokens, budget, self._max_chunk)
-            if not self._state.grow(request.request_id, size):
+            start = self._adopt(request)
+            size = min(request.num_tokens - start, budget, self._max_chunk)
+            if not self._has_room(request, start) or not self._state.grow(request.request_id, size):
+                self._state.release(request.request_id)
+                if start and not self.running and not self._state.num_waiting:
+                    # What it shared lies scattered; alone and from nothing it fits, as admission has found.
+                    self._state.clear_prefixes()
+                    continue
                 return
             self.waiting.popleft()
+            self._count(request, start)
+            request.num_computed = start
             request.row = self._rows.pop()
             insort(self.running, request, key=lambda other: other.arrival)
             chunks.append(_advance(request, size))
             budget -= size
+
+    def _adopt(self, request: Request) -> int:
+        """Tokens of a request that need not be computed; it has state for them now."""
+        if request.keys is None:
+            return 0
+        return self._state.adopt(request.request_id, request.keys.digests, request.num_tokens, lookup=request.may_skip)
+
+    def _has_room(self, request: Request, start: int) -> bool:
+        """Room for the whole of it, so that it is not preempted at once by those it would join."""
+        return not self.running or self._state.can_grow(request.request_id, request.num_tokens - start)
+
+    def _count(self, request: Request, start: int) -> None:
+        if request.keys is None or not request.may_skip:
+            return
+        self.reuse.lookups += 1
+        self.reuse.hits += start > 0
+        self.reuse.lookup_tokens += request.num_tokens
+        self.reuse.cached_tokens += start
+        if not request.generation:
+            request.num_cached_tokens = start
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rtp_runtime.errors import PluginError, RtpError, UnsupportedModelError
@@ -25,6 +25,8 @@ class Served:
     implementation: ModelImplementation
     weights: WeightDescriptors
     states: StateDescriptors
+    state_policies: Mapping[str, StateDescriptors] = field(default_factory=dict)
+    """Other ways to keep the state, by name."""
 
 
 def find_served(config: ModelConfig, plugins: Plugins) -> Served:
@@ -34,7 +36,8 @@ def find_served(config: ModelConfig, plugins: Plugins) -> Served:
     _check_accepted(definition, implementation, config)
     weights = _declared(definition, "weight_descriptors", implementation.weight_descriptors, WeightDescriptors, config)
     states = _declared(definition, "state_descriptors", implementation.state_descriptors, StateDescriptors, config)
-    return Served(config, definition, implementation, _with_added_layouts(weights, config, plugins), states)
+    policies = _added_policies(definition, states, config, plugins)
+    return Served(config, definition, implementation, _with_added_layouts(weights, config, plugins), states, policies)
 
 
 def call_plugin(definition: ModelDefinition, what: str, function: Callable[..., T], *args: Any) -> T:
@@ -72,6 +75,27 @@ def _with_added_layouts(weights: WeightDescriptors, config: ModelConfig, plugins
             raise PluginError(f"{extension.target.origin}: {extension.target} returned no WeightDescriptors.")
         others.append(Layout(extension.name, added.layouts[0].descriptors))
     return WeightDescriptors(*first.descriptors, name=first.name, others=others)
+
+
+def _added_policies(
+    definition: ModelDefinition, own: StateDescriptors, config: ModelConfig, plugins: Plugins
+) -> dict[str, StateDescriptors]:
+    """The states that plugins have registered besides the model's own; they differ in policy, not in what there is."""
+    found: dict[str, StateDescriptors] = {}
+    for extension in plugins.states:
+        if extension.subject == config.architecture:
+            states = call_plugin(definition, f"state policy {extension.name!r}", extension.load(), config)
+            if not isinstance(states, StateDescriptors) or _content(states) != _content(own):
+                raise PluginError(
+                    f"{extension.target.origin}: {extension.target} does not return the states of "
+                    f"{config.architecture} under other policies: its layers, names, kinds, axes and dtypes must stay."
+                )
+            found[extension.name] = states
+    return found
+
+
+def _content(states: StateDescriptors) -> list[tuple[Any, ...]]:
+    return [(layer, name, type(state), dict(state.axes), state.dtype) for layer, name, state in states.named()]
 
 
 def _declared(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -57,6 +58,8 @@ class LoadedModel:
     fingerprint: str
     """SHA-256 of the config and all headers."""
     path: Path
+    state_policies: Mapping[str, StateDescriptors] = field(default_factory=dict)
+    """Other ways to keep the state, by the name under which a plugin has registered them."""
 
 
 def load_model(
@@ -110,6 +113,7 @@ def load_model(
         ops,
         fingerprint(config, headers),
         path,
+        served.state_policies,
     )
 
 

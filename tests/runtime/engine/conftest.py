@@ -127,6 +127,8 @@ def loaded(fake: FakeModel, tmp_path: Path) -> Any:
         device="cpu",
         path=tmp_path,
         ops=SimpleNamespace(deterministic=False),
+        fingerprint="",
+        state_policies={},
     )
 
 

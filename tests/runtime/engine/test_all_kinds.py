@@ -71,6 +71,8 @@ def loaded(tmp_path: Path) -> Any:
         device="cpu",
         path=tmp_path,
         ops=SimpleNamespace(deterministic=False),
+        fingerprint="",
+        state_policies={},
     )
 
 
@@ -98,6 +100,7 @@ def run(
         for news in engine.step():
             if news.finish_reason is not None:
                 outputs[news.request_id] = engine.output(news.request_id)
+    engine.clear_prefixes()
     assert engine._state.arena.num_free == engine._state.arena.plan.num_extents, "all state has come back"
     return engine, [outputs[each] for each in ids]
 

@@ -128,4 +128,5 @@ def test_arriving_and_leaving_at_any_time(
         expected = fake.greedy(prompts[place], count)
         assert output.token_ids == expected[: len(output.token_ids)]
         assert output.finish_reason == "abort" or output.token_ids == expected
+    engine.clear_prefixes()
     assert engine._state.arena.num_free == engine._state.arena.plan.num_extents
