@@ -21,3 +21,5 @@ def rtp_register_models(models: ModelRegistry) -> None:
     models.add("Qwen3NextForCausalLM", "rtp_plugin_qwen.qwen3_next")
     models.add("Qwen2_5_VLForConditionalGeneration", "rtp_plugin_qwen.qwen2_5_vl")
     models.add("Qwen3VLForConditionalGeneration", "rtp_plugin_qwen.qwen3_vl")
+    models.add("Qwen4ExpForCausalLM", "rtp_plugin_qwen.qwen4_exp")
+    models.add("Qwen4ExpForConditionalGeneration", "rtp_plugin_qwen.qwen4_exp")

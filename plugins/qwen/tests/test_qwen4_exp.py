@@ -1,0 +1,93 @@
+"""Qwen4-Exp against transformers, from every form in which its checkpoints exist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers.models.qwen4_exp import modeling_qwen4_exp
+from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpConfig
+
+from rtp_runtime.testing.compare import check_plugin, check_tiny
+from rtp_runtime.testing.tiny_models import randomise, rope, tiny_config, write_tiny
+
+LINEAR, INDEXED = "linear_attention", "indexed_attention"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "n-grams on one layer": {},
+    "no n-grams, four streams": {"ple_layer_ids": [], "hc_count": 4, "output_gate_type": "sigmoid"},
+    "n-grams on two layers, tied head, biases": {
+        "ple_layer_ids": [1, 3],
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "norm_topk_prob": False,
+    },
+    "pairs and fours of tokens, uneven shards": {
+        "ngram_size": 4,
+        "heads_per_ngram": 1,
+        "ple_embed_dim": 36,
+        "ple_conv_kernel_size": 3,
+        "split_ngram_parts": 5,
+        "make_ngram_vocab_size_divisible_by": 7,
+    },
+    "pairs of tokens": {"ngram_size": 2, "heads_per_ngram": 3, "ple_embed_dim": 33, "eos_token_id": [5, 2]},
+    "blocks of two, a budget beyond the prompt": {"indexer_compress_ratio": 2, "indexer_budget": 400},
+    "blocks of three, one at a time": {"indexer_compress_ratio": 3, "indexer_budget": 3},
+    "odd sizes": {
+        "vocab_size": 391,
+        "hidden_size": 60,
+        "head_dim": 20,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 9,
+        "linear_key_head_dim": 10,
+        "linear_value_head_dim": 14,
+        "linear_conv_kernel_dim": 3,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 18,
+        "hc_count": 3,
+        "hc_lowrank": 5,
+        "indexer_n_heads": 17,
+        "indexer_head_dim": 22,
+        "rope_parameters": rope(1e4, mrope_section=[2, 1, 1], mrope_interleaved=True, partial_rotary_factor=0.5),
+    },
+    "one delta net": {"num_hidden_layers": 1, "layer_types": [LINEAR], "ple_layer_ids": [1]},
+    "one indexed layer": {"num_hidden_layers": 1, "layer_types": [INDEXED], "ple_layer_ids": []},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_matches_transformers(variant: str) -> None:
+    check_tiny("qwen4_exp", **VARIANTS[variant])
+
+
+def test_names_that_transformers_has_in_memory(tmp_path: Path) -> None:
+    """Stacked experts, and the table of n-grams in one piece."""
+    model = write_tiny("qwen4_exp", tmp_path)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    assert "model.layers.1.ple.ple_embedding.ngram_embedding.weight" in tensors
+    assert "model.layers.0.mlp.experts.gate_up_proj" in tensors
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    check_plugin(tmp_path)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_language_model_of_the_vision_language_checkpoint(in_memory: bool, tmp_path: Path) -> None:
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
+    vision |= {"patch_size": 4, "num_position_embeddings": 16}
+    text = tiny_config("qwen4_exp").to_dict()
+    config = Qwen4ExpConfig(text_config=text, vision_config=vision, architectures=["Qwen4ExpForConditionalGeneration"])
+    config.dtype = "float32"
+    torch.manual_seed(0)
+    model = randomise(modeling_qwen4_exp.Qwen4ExpForConditionalGeneration(config).float().eval())
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen4_exp"
+    if in_memory:
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    check_plugin(tmp_path)
