@@ -50,9 +50,9 @@ def causal_conv(
 
 
 def _filter(inputs: Tensor, weight: Tensor, activation: str | None, dilation: int) -> Tensor:
-    """inputs [taps + L, ..., channels] -> [L, ..., channels]."""
+    """inputs [taps + L, ..., channels] -> [L, ..., channels], summed as torch's own depthwise convolution sums."""
     length = inputs.shape[0] - (weight.shape[-1] - 1) * dilation
     out = inputs[:length] * weight[:, 0, 0]
     for tap in range(1, weight.shape[-1]):
-        out = out + inputs[tap * dilation : tap * dilation + length] * weight[:, 0, tap]
+        out = torch.addcmul(out, inputs[tap * dilation : tap * dilation + length], weight[:, 0, tap])
     return out if activation is None else activate(out, activation)

@@ -61,7 +61,7 @@ def gated_delta_rule(
         for rows, copies in run.pieces:
             for part in segments(rows, SEGMENT if g.dim() == 2 else CHANNEL_SEGMENT):
                 parts = prepared(q[part], k[part], v[part], g[part], beta[part], scale, norm_eps)
-                result, one = chunked(*parts, one)
+                result, one = advanced(*parts, one)
                 out[part] = result.to(out.dtype)
             for slot in copies:
                 state.data[slot] = one
@@ -84,6 +84,14 @@ def prepared(
     share = v.shape[1] // k.shape[1]
     q, k = ((part if share == 1 else part.repeat_interleave(share, dim=1)) for part in (q * scale, k))
     return q, k, v, g if g.dim() == 3 else g.unsqueeze(-1), beta
+
+
+def advanced(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """L tokens of one request in the form that suits them; arguments and results as those of `chunked`."""
+    if len(q) > 1:
+        return chunked(q, k, v, g, beta, state)
+    out, after = recurrent(q, k, v, g, beta, state.unsqueeze(0))
+    return out, after[0]
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
