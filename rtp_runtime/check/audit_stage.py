@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,9 @@ def run_audit(session: Session) -> StageResult:
     reference = session.reference
     if session.options.reference is None:
         _refuse_bad_checkpoint(session, audit)
+    homes = _homes(audit)
     for item in audit.findings:
-        stage.findings.append(_finding(session, item.tensor, item.kind, item.message, num_layers))
+        stage.findings.append(_finding(session, item.tensor, item.kind, item.message, num_layers, homes))
     for name, reason in audit.skipped.items():
         if _is_used(session, name):
             stage.findings.append(
@@ -113,13 +114,22 @@ def _differs(session: Session, audit: Audit, tensor: str, target: str) -> bool:
 
 
 def _is_used(session: Session, tensor: str) -> bool:
-    return tensor in {name for name, _ in session.reference.model.named_parameters()}
+    """Whether the reference reads the tensor of this name: what it holds for other inputs than text does not count."""
+    naming = session.reference.naming
+    return (naming.ours_of(tensor) or tensor) in session.reference.used
 
 
-def _finding(session: Session, tensor: str, kind: str, message: str, num_layers: int | None = None) -> Finding:
+def _finding(
+    session: Session,
+    tensor: str,
+    kind: str,
+    message: str,
+    num_layers: int | None = None,
+    homes: Mapping[str, str] | None = None,
+) -> Finding:
     """Accuse the module that the tensor belongs to, or the layer where our model (`num_layers`) ends before it."""
     layers = session.reference.layers
-    module = owner(tensor, (name for name, _ in session.reference.model.named_modules()))
+    module = _home(session, tensor, homes or {})
     layer = layer_of(module, layers)
     if layer is not None and num_layers is not None and layer >= num_layers:
         module = next(name for name, index in layers.items() if index == layer)
@@ -133,6 +143,20 @@ def _finding(session: Session, tensor: str, kind: str, message: str, num_layers:
         detail=message,
         rank=session.rank(module) - 0.95,
     )
+
+
+def _homes(audit: Audit) -> dict[str, str]:
+    """Tensor -> our parameter that it goes into: a checkpoint may have names of its own."""
+    from rtp_runtime.weights.operations import leaves
+
+    return {leaf.name: parameter.name for parameter in audit.layout.parameters for leaf in leaves(parameter.source)}
+
+
+def _home(session: Session, tensor: str, homes: Mapping[str, str]) -> str:
+    """The module to accuse: of the tensor's own name, or of the parameter that it goes into."""
+    modules = session.reference.modules
+    name = session.reference.naming.ours_of(tensor) or tensor
+    return owner(name if parent_of(name) in modules else homes.get(tensor, name), modules)
 
 
 def owner(tensor: str, modules: Iterable[str]) -> str:

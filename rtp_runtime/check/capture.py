@@ -6,8 +6,7 @@ little beyond the activations themselves.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from rtp_runtime.check.compare import tensors_of
+from rtp_runtime.check.functions import intercepted_attention, intercepted_users
+from rtp_runtime.check.names import layer_of
 
-EAGER_ATTENTION = "eager_attention_forward"
-"""The function of every modeling file through which its attention modules go when attention is eager."""
+MAX_REPEATS = 8
+"""Calls of one module that are kept, as of a rotary module with a table for each kind of layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Call:
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    entries: tuple[Tensor, ...] = ()
+    """Outputs with one row for several tokens, as of a compressor: each [entries, …]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class Capture:
-    """One forward over one prompt. Names are the reference's dotted names."""
+    """One forward over one prompt. Names are the reference's dotted names, as ours."""
 
     num_tokens: int
     calls: dict[str, Call] = field(default_factory=dict)
@@ -56,18 +59,26 @@ class Capture:
     """Names of `calls`, and `NAME:attention` where an attention interface was called."""
     repeated: set[str] = field(default_factory=set)
     """Modules called more than once."""
+    repeats: dict[str, list[Call]] = field(default_factory=dict)
+    """The later calls of these, as far as they are kept."""
     consumers: dict[str, int] = field(default_factory=dict)
     """Module outside the layers -> the first layer that took its output as a side input (a rotary table)."""
+    computed: set[str] = field(default_factory=set)
+    """Modules in layers whose input no module made: it was computed between modules, as attention's result is."""
+
+    def all_calls(self, name: str) -> list[Call]:
+        """Every call of a module that is kept."""
+        return [self.calls[name], *self.repeats.get(name, ())] if name in self.calls else []
 
 
 class ModuleRecorder:
-    """Hooks that fill a `Capture`. `layers`: name -> index of the decoder layers."""
+    """Hooks that fill a `Capture`. `modules`: by their names; `layers`: name -> index of the decoder layers."""
 
-    def __init__(self, model: nn.Module, layers: dict[str, int], num_tokens: int) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], layers: dict[str, int], num_tokens: int) -> None:
         self.capture = Capture(num_tokens)
         self._layers = layers
         # Activations and the like hold nothing of their own: what they make is seen in the modules around them.
-        self._names = {module: name for name, module in model.named_modules() if name and holds_something(module)}
+        self._names = {module: name for name, module in modules.items() if holds_something(module)}
         self._producers: dict[int, str] = {}
 
     @contextmanager
@@ -77,6 +88,7 @@ class ModuleRecorder:
             for module, name in self._names.items():
                 stack.callback(module.register_forward_hook(self._hook(name), with_kwargs=True).remove)
             stack.enter_context(intercepted_attention(list(self._names), self._record_attention))
+            stack.enter_context(intercepted_users(self._names, self._record_user))
             yield self.capture
 
     def _hook(self, name: str) -> Callable[..., None]:
@@ -85,24 +97,32 @@ class ModuleRecorder:
 
         return hook
 
+    def _record_user(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """A function that was given a module's parameters stands for the module, if that is not called itself."""
+        if name not in self.capture.calls:
+            self._record(name, inputs, outputs)
+
     def _record(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        layer = layer_of(name, self._layers)
         if name in self._layers:
             self._note_consumers(self._layers[name], inputs)
-        if name in self.capture.calls:
-            self.capture.repeated.add(name)
+        elif layer is not None and inputs and _storage(inputs[0]) not in self._producers:
+            self.capture.computed.add(name)
+        call = _as_call(inputs, outputs, self.capture.num_tokens)
+        self._producers |= {_storage(tensor): name for tensor in outputs}
+        if name not in self.capture.calls:
+            self.capture.calls[name] = call
+            self.capture.order.append(name)
             return
-        num_tokens = self.capture.num_tokens
-        rows = [[per_token(t, num_tokens) for t in side] for side in (inputs, outputs)]
-        known = [tuple(t for t in side if t is not None) for side in rows]
-        self.capture.calls[name] = Call(known[0], known[1])
-        self.capture.order.append(name)
-        if not any(name.startswith(f"{layer}.") for layer in self._layers):
-            self._producers |= {tensor.data_ptr(): name for tensor in outputs}
+        self.capture.repeated.add(name)
+        others = self.capture.repeats.setdefault(name, [])
+        if len(others) < MAX_REPEATS:
+            others.append(call)
 
     def _note_consumers(self, layer: int, inputs: list[Tensor]) -> None:
         for tensor in inputs[1:]:
-            producer = self._producers.get(tensor.data_ptr())
-            if producer is not None:
+            producer = self._producers.get(_storage(tensor))
+            if producer is not None and layer_of(producer, self._layers) is None:
                 self.capture.consumers.setdefault(producer, layer)
 
     def _record_attention(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, output: Tensor) -> None:
@@ -116,6 +136,28 @@ class ModuleRecorder:
         self.capture.order.append(f"{name}:attention")
 
 
+def _as_call(inputs: list[Tensor], outputs: list[Tensor], num_tokens: int) -> Call:
+    inputs, outputs = list(real_parts(inputs)), list(real_parts(outputs))
+    rows = [[per_token(tensor, num_tokens) for tensor in side] for side in (inputs, outputs)]
+    known = [tuple(tensor for tensor in side if tensor is not None) for side in rows]
+    entries = tuple(
+        found
+        for tensor, row in zip(outputs, rows[1], strict=True)
+        if row is None and (found := per_entry(tensor, num_tokens)) is not None
+    )
+    return Call(known[0], known[1], entries)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def real_parts(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The tensors, complex ones (a table of rotations) as two: cosines and sines."""
+    for tensor in tensors:
+        yield from (tensor.real, tensor.imag) if tensor.is_complex() else (tensor,)
+
+
 def holds_something(module: nn.Module) -> bool:
     """Whether the module has parameters or tables, its own or below."""
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
@@ -123,6 +165,8 @@ def holds_something(module: nn.Module) -> bool:
 
 def per_token(tensor: Tensor, num_tokens: int) -> Tensor | None:
     """`tensor` as [tokens, …], or None where it holds nothing per token."""
+    if num_tokens == 1 and tensor.ndim == 4 and tensor.shape[0] == tensor.shape[2] == 1:
+        return tensor[0].transpose(0, 1)
     if tensor.ndim and tensor.shape[0] == num_tokens and (tensor.ndim == 1 or tensor.shape[:2] != (1, 1)):
         return tensor
     if tensor.ndim > 1 and tensor.shape[:2] == (1, num_tokens):
@@ -130,47 +174,35 @@ def per_token(tensor: Tensor, num_tokens: int) -> Tensor | None:
     # [1, heads, tokens, dim], as where heads are normed after they were turned; a mask [1, 1, tokens, keys] is not.
     if tensor.ndim == 4 and tensor.shape[0] == 1 and tensor.shape[2] == num_tokens != tensor.shape[3]:
         return tensor[0].transpose(0, 1)
+    if tensor.ndim == 4 and tensor.shape[0] == 1 and tensor.shape[2] == num_tokens and tensor.dtype == torch.bool:
+        return tensor[0].transpose(0, 1)  # which keys each token may see
+    if tensor.ndim == 3 and tensor.shape[0] == 1 and tensor.shape[2] == num_tokens:
+        return tensor[0].transpose(0, 1)  # channels first, as convolutions want them
+    if tensor.ndim == 2 and tensor.is_floating_point() and tensor.shape[0] > num_tokens:
+        heads, rest = divmod(tensor.shape[0], num_tokens)
+        return None if rest else tensor.reshape(num_tokens, heads, -1)  # [tokens * heads, dim]
     return None
 
 
+def per_entry(tensor: Tensor, num_tokens: int) -> Tensor | None:
+    """[1, entries, dim] or [1, 1, entries, dim] with fewer rows than there are tokens, as [entries, dim]; else None."""
+    while tensor.ndim > 2 and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    fits = tensor.ndim == 2 and tensor.is_floating_point() and 0 < tensor.shape[0] <= num_tokens // 2
+    return tensor if fits else None
+
+
 def visible_window(mask: Any) -> int | None:
-    """The most keys that a token sees under an additive or boolean mask [1, 1, tokens, keys]; None if it is causal."""
+    """The most keys that a token sees under an additive or boolean mask [1, 1, tokens, keys]; None if it is causal.
+
+    None too where the keys seen are not those right before the token: a selection, not a window.
+    """
     if not isinstance(mask, Tensor):
         return None
     allowed = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] > torch.finfo(mask.dtype).min / 2
+    tokens = allowed.shape[0]
+    allowed = allowed[:, :tokens]  # further keys are compressed ones
     most = int(allowed.sum(dim=-1).max())
-    return most if most < mask.shape[-1] else None
-
-
-@contextmanager
-def intercepted_attention(modules: list[nn.Module], record: Callable[..., None]) -> Iterator[None]:
-    """Tell `record(module, q, k, v, mask, output)` of every eager attention call of these modules."""
-    scopes = {id(scope): scope for scope in map(_attention_scope, modules) if scope is not None}
-    originals = {key: scope[EAGER_ATTENTION] for key, scope in scopes.items()}
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(module, q, k, v, mask, *args, **kwargs)
-            record(module, q, k, v, mask, result[0])
-            return result
-
-        return attend
-
-    try:
-        for key, scope in scopes.items():
-            scope[EAGER_ATTENTION] = wrap(originals[key])
-        yield
-    finally:
-        for key, scope in scopes.items():
-            scope[EAGER_ATTENTION] = originals[key]
-
-
-def _attention_scope(module: nn.Module) -> dict[str, Any] | None:
-    """The globals from which this module's forward takes its eager attention function."""
-    scope: dict[str, Any] = getattr(inspect.unwrap(type(module).forward), "__globals__", {})
-    return scope if EAGER_ATTENTION in scope and EAGER_ATTENTION in _names_used(type(module)) else None
-
-
-def _names_used(module_class: type[nn.Module]) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(module_class.forward), "__code__", None)
-    return code.co_names if code is not None else ()
+    distance = torch.arange(tokens)[:, None] - torch.arange(allowed.shape[1])
+    band = (distance >= 0) & (distance < most)
+    return most if most < tokens and torch.equal(allowed, band) else None

@@ -22,7 +22,9 @@ NOISE_FACTOR = 3.0
 
 
 ROWS = 64
-"""Rows that are compared at a time."""
+"""Rows that are compared at a time, at least."""
+VALUES = 1 << 18
+"""Values that are compared at a time where rows are short."""
 
 
 def tolerance(base: float, noise: float) -> float:
@@ -45,8 +47,9 @@ class RelativeError:
     def add(self, ours: Tensor, reference: Tensor, index: Tensor) -> None:
         """Add rows: `ours` and `reference` [rows, *any of equal size], `index` [rows] their tokens' places."""
         # In pieces: sums in float64 of a large vocabulary's logits are large.
-        for place in range(0, len(ours), ROWS):
-            piece = slice(place, place + ROWS)
+        size = max(ROWS, VALUES // max(1, ours[:1].numel()))
+        for place in range(0, len(ours), size):
+            piece = slice(place, place + size)
             self._add(ours[piece], reference[piece], index[piece])
 
     def _add(self, ours: Tensor, reference: Tensor, index: Tensor) -> None:

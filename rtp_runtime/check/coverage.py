@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from rtp_runtime.check.options import STAGES
+from rtp_runtime.check.report import finite
 from rtp_runtime.check.session import Session
 
 
@@ -47,7 +48,8 @@ def describe_conditions(session: Session) -> dict[str, Any]:
         "fingerprint": loaded.fingerprint if loaded is not None else None,
         "logits_tolerance": noise.logits_tolerance,
         "reference_paths": dict(noise.logits),
-        "reference_inconsistent": dict(noise.inconsistent),
+        "reference_inconsistent": {path: finite(found.logits_error) for path, found in noise.inconsistent.items()},
+        "reference_set_aside": dict(noise.set_aside),
         "reference_worst_module": {"module": worst[0], "error": worst[1]} if worst else None,
     }
 

@@ -71,13 +71,14 @@ def affordable(session: Session, mode: Mode) -> list[Case]:
     left = float(CHEAP_STEPS if session.reference.is_small else FEW_STEPS)
     decode = 0 if mode.schedule.together else session.num_new_tokens
     chosen = []
-    for case in sorted(session.cases, key=lambda case: len(case.prompt), reverse=True):
+    cases = [case for case in session.cases if not case.extra]
+    for case in sorted(cases, key=lambda case: len(case.prompt), reverse=True):
         steps = len(case.prompt) * mode.steps_per_token + decode
         if steps <= left:
             chosen.append(case)
             left -= steps
     # The shortest first: in company they then decode while the longest is still in its prefill.
-    return chosen[::-1] or [min(session.cases, key=lambda case: len(case.prompt))]
+    return chosen[::-1] or [min(cases, key=lambda case: len(case.prompt))]
 
 
 def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[Case]) -> bool:

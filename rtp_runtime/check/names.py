@@ -4,11 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from torch import nn
 
 ATTENTION = ":attention"
 """Suffix of the probes at an attention interface, whose module is the one that called it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How the names of one model read in another whose decoder stands elsewhere, as inside a vision-language model."""
+
+    theirs: str = ""
+    """Dotted name of the module that holds the list of decoder layers."""
+    ours: str = ""
+
+    def ours_of(self, name: str) -> str | None:
+        """Our name; None for a module around the decoder, which has no counterpart."""
+        if self.theirs == self.ours:
+            return name or None
+        if name == self.theirs or name.startswith(f"{self.theirs}."):
+            return (self.ours + name[len(self.theirs) :]).lstrip(".") or None
+        return None if not name or self.theirs.startswith(f"{name}.") else name
+
+
+SAME_NAMES = Naming()
+
+
+def match_names(theirs: Iterable[str], ours: Iterable[str]) -> Naming:
+    """The naming that takes their decoder layers for ours; `SAME_NAMES` if either side has none."""
+    one, other = next(iter(theirs), None), next(iter(ours), None)
+    if one is None or other is None:
+        return SAME_NAMES
+    theirs_of, ours_of = one.split("."), other.split(".")
+    while theirs_of and ours_of and theirs_of[-1] == ours_of[-1]:
+        theirs_of.pop()
+        ours_of.pop()
+    return Naming(".".join(theirs_of), ".".join(ours_of))
 
 
 def find_layers(model: nn.Module) -> dict[str, int]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rtp_runtime.check.selections import Choices, is_selection
+
 TIE_MARGIN = 2e-5
 """Scores closer than this share of the spread of all scores are equal within noise."""
 
@@ -37,6 +39,8 @@ class Pairing:
     unmatched: tuple[Tensor, ...] = ()
     available: tuple[Tensor, ...] = ()
     """What was left of the reference's for the unmatched ones."""
+    selections: tuple[Choices, ...] = ()
+    """Places to attend to that both sides chose."""
 
 
 def pair_tensors(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Pairing:
@@ -46,8 +50,11 @@ def pair_tensors(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Pairing
     routes = _pair_routes(ours, left)
     if routes:
         pairs.append(routes)
+    selections = _pair_selections(ours, left)
     unmatched = []
     for tensor in ours:
+        if not any(_alike(tensor, other) for other in left):
+            tensor = _once(tensor)
         found = next((i for i, other in enumerate(left) if _alike(tensor, other)), None)
         if found is None:
             unmatched.append(tensor)
@@ -57,7 +64,23 @@ def pair_tensors(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Pairing
     if whole is not None:
         pairs.append(whole)
         unmatched = []
-    return Pairing(tuple(_aligned(pair) for pair in pairs), tuple(unmatched), tuple(left))
+    return Pairing(tuple(_aligned(pair) for pair in pairs), tuple(unmatched), tuple(left), selections)
+
+
+def _pair_selections(ours: list[Tensor], reference: list[Tensor]) -> tuple[Choices, ...]:
+    """Take the selections out of both and pair them in their order; one without a counterpart is passed over."""
+    sides = [[tensor for tensor in side if is_selection(tensor)] for side in (ours, reference)]
+    for side, taken in zip((ours, reference), sides, strict=True):
+        side[:] = [tensor for tensor in side if not any(tensor is other for other in taken)]
+    return tuple(Choices(one, other) for one, other in zip(*sides, strict=False))
+
+
+def _once(table: Tensor) -> Tensor:
+    """A rotary table whose angles stand twice, as halves, with each angle once; anything else as it is."""
+    half = table.shape[-1] // 2
+    if table.ndim < 2 or table.shape[-1] % 2 or not torch.equal(table[..., :half], table[..., half:]):
+        return table
+    return table[..., :half]
 
 
 def _joined(ours: Sequence[Tensor], reference: list[Tensor]) -> Pair | None:

@@ -137,9 +137,8 @@ def _build(session: Session, dtype: str) -> nn.Module:
 def _tables(session: Session, module: nn.Module) -> Iterator[Pinned]:
     """The reference's tables (buffers that no checkpoint holds) of which ours has one of the same name."""
     ours = dict(module.named_buffers())
-    stored = set(session.reference.model.state_dict())
-    for name, wanted in session.reference.model.named_buffers():
-        if name in ours and name not in stored:
+    for name, wanted in session.reference.buffers():
+        if name in ours:
             yield Pinned(name, ours[name], wanted)
 
 
@@ -167,7 +166,7 @@ def _kept_in_float32(session: Session, module: nn.Module) -> Iterator[tuple[str,
     kept: set[str] = set()
     for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"):
         kept |= set(getattr(session.reference.model, attribute, None) or ())
-    known = set(session.reference.model.state_dict())
+    known = session.reference.stored_names()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name in known and kept & set(name.split(".")) and tensor.dtype != torch.float32:
             yield name, tensor

@@ -75,7 +75,9 @@ class ProbeStage:
             stage.not_judged.append(NotJudged("sub-blocks", "no prompt was run", required=True))
             return stage
         stage.measures = table.measures(tolerance)
-        absent = without_counterpart(self._session.reference.model, self._called, table.layers, table.judged_modules())
+        absent = without_counterpart(
+            self._session.reference.modules, self._called, table.layers, table.judged_modules()
+        )
         stage.findings = [*self._failures, *self._blame_absent(table.findings(tolerance, "probes"), absent)]
         ours = find_layers(self._session.model.module)
         stage.findings += [self._odd_layer(name, "the reference") for name in table.layers if name not in ours]
@@ -119,8 +121,7 @@ class ProbeStage:
         session, model = self._session, self._session.model
         assert self._fused is not None
         extra = extra_modules(model.module, set(self._called), self._fused.names())
-        known = {name for name, _ in session.reference.model.named_modules()}
-        extra = [name for name in extra if name not in known]
+        extra = [name for name in extra if name not in session.reference.modules]
         return [_blame(finding, absent, extra) for finding in findings]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MATCH, WRONG, NOT_JUDGED = "MATCH", "WRONG", "NOT-JUDGED"
-EXITS = {MATCH: 0, WRONG: 1, NOT_JUDGED: 2}
+MATCH, WRONG, NOT_JUDGED, INCONSISTENT = "MATCH", "WRONG", "NOT-JUDGED", "REFERENCE-INCONSISTENT"
+EXITS = {MATCH: 0, WRONG: 1, NOT_JUDGED: 2, INCONSISTENT: 2}
 NOT_FINITE = 1e308
 """Stands in JSON for an error that is not a finite number."""
 
@@ -43,6 +43,38 @@ class Finding:
             "detail": self.detail,
             "inputs_agree": self.cause,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Inconsistency:
+    """Two runs of the reference that should agree and do not: nothing of ours is compared."""
+
+    path: str
+    against: str
+    prompt: str
+    logits_error: float
+    """max difference of logits over their standard deviation."""
+    token: int | None
+    """The first token at which they differ by more than noise."""
+    module: str | None
+    """The first module that differs although both runs gave its layer the same input."""
+    module_error: float
+    raised: str = ""
+    """What the first run raised, where it gave nothing to compare."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: finite(getattr(self, name)) for name in self.__slots__} | {"words": self.describe()}
+
+    def describe(self) -> str:
+        """The two runs, where they part and how far, in a sentence."""
+        if self.raised:
+            return f"{self.path} fails where {self.against} does not: {self.raised} ({self.prompt})"
+        where = f", first at token {self.token}" if self.token is not None else ""
+        module = f", in {self.module} (relative error {self.module_error:.1e})" if self.module else ""
+        return (
+            f"{self.path} and {self.against} differ by {self.logits_error:.1e} standard deviations of the logits"
+            f"{where}{module} ({self.prompt})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +164,10 @@ class CheckReport:
     conditions: Mapping[str, Any]
     versions: Mapping[str, str]
     seconds: float = 0.0
+    inconsistent: tuple[Inconsistency, ...] = ()
+    """Where the reference disagrees with itself by more than noise."""
+    judged_by: str = "one full forward of the reference"
+    """The sound path that judged us; empty where the reference has none."""
 
     @property
     def failed(self) -> list[Finding]:
@@ -151,6 +187,8 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
+        if not self.judged_by:
+            return INCONSISTENT
         if self.failed:
             return WRONG
         return NOT_JUDGED if any(item.required for item in self.not_judged) else MATCH
@@ -169,6 +207,8 @@ class CheckReport:
             "first_wrong": first.to_json() if first else None,
             "failed": [finding.to_json() for finding in self.failed],
             "not_judged": [item.to_json() for item in self.not_judged],
+            "reference_inconsistent": [item.to_json() for item in self.inconsistent],
+            "judged_by": self.judged_by,
             "stages": [stage.to_json() for stage in self.stages],
             "coverage": dict(self.coverage),
             "conditions": dict(self.conditions),

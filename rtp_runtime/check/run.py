@@ -8,19 +8,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from rtp_runtime.check.audit_stage import run_audit
 from rtp_runtime.check.coverage import describe_conditions, describe_coverage, describe_versions
+from rtp_runtime.check.loading import load_reference, outline_reference, quiet_transformers
 from rtp_runtime.check.logits_stage import run_greedy, run_logits
 from rtp_runtime.check.modes import run_modes
+from rtp_runtime.check.names import find_layers, match_names
 from rtp_runtime.check.options import REQUIRED, STAGES, CheckOptions
 from rtp_runtime.check.ours import load_ours
 from rtp_runtime.check.pinned_stage import PinnedStage
 from rtp_runtime.check.probe_stage import ProbeStage
-from rtp_runtime.check.reference import Defect, Reference, load_reference, outline_reference
+from rtp_runtime.check.reference import Defect, Reference
 from rtp_runtime.check.report import CheckReport, NotJudged, StageResult
 from rtp_runtime.check.session import Progress, Session, make_cases, measure_noise
 from rtp_runtime.check.threads import threads_for
-from rtp_runtime.errors import CheckpointError
+from rtp_runtime.errors import CheckpointError, RtpError
 
 
 def run_check(
@@ -43,7 +47,8 @@ def run_check(
     plugins.resolve(load_config(options.model).architecture)
     say("loading the reference")
     session = Session(options, plugins, reference or _load_reference(options))
-    with threads_for(small=session.reference.is_small):
+    session.reference.use_names(match_names(find_layers(session.reference.model), _our_layers(session)))
+    with threads_for(small=session.reference.is_small), quiet_transformers():
         stages = _run_stages(session, say)
     return CheckReport(
         model=str(options.model),
@@ -53,6 +58,8 @@ def run_check(
         conditions=describe_conditions(session),
         versions=describe_versions(session),
         seconds=time.monotonic() - started,
+        inconsistent=tuple(session.noise.inconsistent.values()),
+        judged_by=session.noise.judge,
     )
 
 
@@ -65,6 +72,20 @@ def _load_reference(options: CheckOptions) -> Reference:
         if not defects:
             raise
         return outline_reference(options.reference_path, defects)
+
+
+def _our_layers(session: Session) -> list[str]:
+    """Names of our decoder layers; none where our model cannot be built, which a stage will say."""
+    from rtp_runtime.model import load_config
+    from rtp_runtime.model.assessment import find_served
+    from rtp_runtime.model.building import build_module
+
+    try:
+        served = find_served(load_config(session.options.model), session.plugins)
+        module = build_module(served.definition, served.implementation, served.config, torch.float32)
+    except RtpError:
+        return []
+    return list(find_layers(module))
 
 
 def _missing_tensors(options: CheckOptions) -> list[Defect]:
@@ -112,10 +133,10 @@ def _leave_out(stage: StageResult, why: str) -> None:
 def _note_order(session: Session) -> None:
     """In which order the reference's modules run: from a short forward, or, of an outline, as they are declared."""
     reference = session.reference
-    if any(parameter.is_meta for parameter in reference.model.parameters()):
-        session.order = [name for name, _ in reference.model.named_modules() if name]
+    if reference.is_outline:
+        session.order = list(reference.modules)
         return
-    _, capture = reference.capture([token % reference.vocab_size for token in (5, 7, 11)])
+    _, capture = reference.capture(reference.few_tokens)
     session.order, session.consumers = capture.order, capture.consumers
 
 

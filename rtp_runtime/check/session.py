@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rtp_runtime.check.capture import Capture
-from rtp_runtime.check.noise import Noise, add_noise
+from rtp_runtime.check.noise import MOST_NOISE, Noise, add_noise
 from rtp_runtime.check.options import CheckOptions
 from rtp_runtime.check.ours import OurModel, Output
 from rtp_runtime.check.prompts import Prompt, PromptLimits, draw_prompt, make_prompts
-from rtp_runtime.check.reference import Reference
+from rtp_runtime.check.reference import Continuation, Reference
 from rtp_runtime.check.structure import LayerKind, layer_kinds
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_EXPERT_PROMPTS = 12
 """Prompts drawn, at most, to visit the experts that no other prompt visits."""
+MAX_FRUITLESS = 2
+"""Prompts in a row that visited no new expert, after which the rest is taken to be out of reach."""
 NEW_TOKENS_OF_LARGE = 8
 
 Progress = Callable[[str], None]
@@ -35,6 +37,8 @@ class Case:
     """The reference's greedy tokens."""
     logits: Tensor
     """[len(sequence), vocab]: of the prompt and all of the continuation but its last token."""
+    extra: bool = False
+    """Drawn for experts that no other prompt visits: not run in every mode."""
 
     @property
     def name(self) -> str:
@@ -66,6 +70,8 @@ class Session:
     """Names of the prompts on which the reference is compared with itself."""
     whole: dict[str, Output] = field(default_factory=dict)
     """What ordinary runs of the prompts gave, one after another."""
+    unsound_continuations: list[str] = field(default_factory=list)
+    """Prompts whose continuation through the reference's cache is not what its full forwards say."""
     order: list[str] = field(default_factory=list)
     consumers: dict[str, int] = field(default_factory=dict)
 
@@ -104,10 +110,18 @@ def make_cases(
     session.noisy = {longest.name} | ({prompts[0].name} if session.reference.is_small else set())
     for prompt in prompts:
         yield _make_case(session, prompt)
+    fruitless = 0
     for number in range(MAX_EXPERT_PROMPTS):
-        if all(len(session.experts[name]) == total for name, total in session.num_experts.items()):
+        visited = _num_visited(session)
+        if visited == sum(session.num_experts.values()) or fruitless == MAX_FRUITLESS:
             return
-        yield _make_case(session, draw_prompt(limits, min(96, limits.max_tokens), options.seed + 100 + number))
+        drawn = draw_prompt(limits, min(96, limits.max_tokens), options.seed + 100 + number)
+        yield _make_case(session, drawn, extra=True)
+        fruitless = 0 if _num_visited(session) > visited else fruitless + 1
+
+
+def _num_visited(session: Session) -> int:
+    return sum(map(len, session.experts.values()))
 
 
 def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> PromptLimits:
@@ -119,29 +133,40 @@ def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> Prom
     return PromptLimits(min(vocab_size, reference.vocab_size), max(1, room), windows, session.options.lengths)
 
 
-def _make_case(session: Session, prompt: Prompt) -> tuple[Case, Capture]:
+def _make_case(session: Session, prompt: Prompt, extra: bool = False) -> tuple[Case, Capture]:
     continuation = session.reference.continuation(prompt.ids, session.num_new_tokens)
     logits, capture = session.reference.capture((*prompt.ids, *continuation.tokens[:-1]))
+    if not _agrees(continuation, logits[len(prompt) - 1 :]):
+        session.unsound_continuations.append(prompt.name)
+        continuation = session.reference.continuation_by_full_forwards(prompt.ids, session.num_new_tokens)
+        logits, capture = session.reference.capture((*prompt.ids, *continuation.tokens[:-1]))
     if not session.order or len(capture.order) > len(session.order):
         session.order, session.consumers = capture.order, capture.consumers
     _note_experts(session, capture)
     _note_kinds(session, capture)
-    case = Case(prompt, continuation.tokens, logits)
+    case = Case(prompt, continuation.tokens, logits, extra)
     session.cases.append(case)
     return case, capture
+
+
+def _agrees(continuation: Continuation, logits: Tensor) -> bool:
+    """Whether a full forward over the continuation says the same, a tie or rounding apart."""
+    best = logits.argmax(dim=-1).tolist()
+    gaps = [float(row[one] - row[other]) for row, one, other in zip(logits, best, continuation.tokens, strict=True)]
+    return max(gaps) <= MOST_NOISE * float(logits.std())
 
 
 def _note_kinds(session: Session, capture: Capture) -> None:
     """Keep the kinds as the longest prompt shows them: a window is seen only by prompts longer than it."""
     longest = max((len(case.sequence) for case in session.cases), default=0)
     if capture.num_tokens > longest:
-        session.kinds = layer_kinds(session.reference.model, capture, session.reference.layers)
+        session.kinds = layer_kinds(session.reference.modules, capture, session.reference.layers)
 
 
 def _note_experts(session: Session, capture: Capture) -> None:
     for name, call in capture.calls.items():
         ids = next((t for t in call.outputs if not t.is_floating_point() and t.ndim == 2), None)
-        weight: Any = getattr(session.reference.model.get_submodule(name), "weight", None)
+        weight: Any = getattr(session.reference.modules[name], "weight", None)
         if ids is not None and weight is not None:
             session.experts.setdefault(name, set()).update(ids.flatten().tolist())
             session.num_experts[name] = int(weight.shape[0])
@@ -155,5 +180,7 @@ def measure_noise(session: Session, case: Case, capture: Capture) -> None:
     known = session.reference.known
     if question not in known:
         known[question] = Noise()
-        add_noise(known[question], session.reference, case.sequence, case.logits, capture)
+        thorough = case.name == session.cases[0].name
+        first = (case.logits, capture)
+        add_noise(known[question], session.reference, case.name, case.sequence, first, thorough)
     session.noise.merge(known[question])

@@ -29,9 +29,9 @@ class LayerKind:
         return f"{sees} ({', '.join(own[:3])}{', …' if len(own) > 3 else ''})" if own else sees
 
 
-def layer_kinds(model: nn.Module, capture: Capture, layers: Mapping[str, int]) -> list[LayerKind]:
+def layer_kinds(modules: Mapping[str, nn.Module], capture: Capture, layers: Mapping[str, int]) -> list[LayerKind]:
     """The kinds of layers of the reference, in order of their first layer."""
-    called = parametered(model, capture.calls)
+    called = parametered(modules, capture.calls)
     kinds: dict[tuple[tuple[str, ...], int | None], list[int]] = {}
     for layer, index in layers.items():
         names = tuple(relative_name(name, layers) for name in called if name.startswith(f"{layer}."))
@@ -48,17 +48,16 @@ def layer_window(capture: Capture, layer: str) -> int | None:
     return calls[0].window if calls else None
 
 
-def parametered(model: nn.Module, called: Iterable[str]) -> list[str]:
+def parametered(modules: Mapping[str, nn.Module], called: Iterable[str]) -> list[str]:
     """Called modules that hold parameters or tables, themselves or below, in the order given."""
-    modules = dict(model.named_modules())
     return [name for name in called if holds_something(modules[name])]
 
 
 def without_counterpart(
-    model: nn.Module, called: Iterable[str], layers: Mapping[str, int], judged: set[str]
+    modules: Mapping[str, nn.Module], called: Iterable[str], layers: Mapping[str, int], judged: set[str]
 ) -> list[str]:
     """The reference's layers and modules with parameters that nothing of ours answered to, in execution order."""
-    names = [name for name in parametered(model, called) if name not in judged and not holds_layers(name, layers)]
+    names = [name for name in parametered(modules, called) if name not in judged and not holds_layers(name, layers)]
     return [name for name in names if not any(name.startswith(f"{other}.") for other in names if other in layers)]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rtp_runtime.check.render.heatmap import draw_heatmap, draw_legend
 from rtp_runtime.check.render.words import coverage_rows, headline, mode_rows, next_step, reference_rows, size
-from rtp_runtime.check.report import CheckReport, Finding, Measure
+from rtp_runtime.check.report import NOT_FINITE, CheckReport, Finding, Measure
 
 MAX_FINDINGS = 16
 
@@ -24,7 +23,7 @@ def render_html(report: CheckReport) -> str:
 
 def show_error(value: float) -> str:
     """An error in few characters."""
-    return f"{value:.1e}" if math.isfinite(value) else "–"
+    return f"{value:.1e}" if value < NOT_FINITE else "–"
 
 
 def _variables(report: CheckReport) -> dict[str, Any]:
@@ -44,6 +43,7 @@ def _variables(report: CheckReport) -> dict[str, Any]:
         "worst": _worst(probes),
         "modes": mode_rows(report),
         "reference_paths": reference_rows(report),
+        "worst_reference": report.conditions.get("reference_worst_module"),
         "coverage": coverage_rows(report),
         "notes": [note for stage in report.stages for note in stage.notes],
     }

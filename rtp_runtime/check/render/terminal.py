@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from rtp_runtime.check.render.words import coverage_rows, headline, mode_rows, next_step, reference_rows
-from rtp_runtime.check.report import MATCH, NOT_JUDGED, WRONG, CheckReport, Finding
+from rtp_runtime.check.report import INCONSISTENT, MATCH, NOT_FINITE, NOT_JUDGED, WRONG, CheckReport, Finding
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-COLOURS = {MATCH: "green", WRONG: "red", NOT_JUDGED: "yellow"}
+COLOURS = {MATCH: "green", WRONG: "red", NOT_JUDGED: "yellow", INCONSISTENT: "yellow"}
 MAX_FINDINGS = 12
 
 
@@ -31,6 +31,10 @@ def print_report(report: CheckReport, console: Console) -> None:
     if mode_rows(report):
         console.print(_modes(report))
     console.print(_coverage(report))
+    for found in report.inconsistent:
+        console.print(f"[yellow]REFERENCE-INCONSISTENT[/] {escape(found.describe())}", highlight=False)
+    if report.inconsistent and report.judged_by:
+        console.print(f"[yellow]judged by[/] {escape(report.judged_by)}", highlight=False)
     for item in report.not_judged:
         console.print(f"[yellow]not judged[/] {escape(item.what)}: {escape(item.why)}", highlight=False)
     for note in (note for stage in report.stages for note in stage.notes):
@@ -86,8 +90,9 @@ def _coverage(report: CheckReport) -> Table:
     table = _table("exercised", "", title="Coverage")
     for subject, words in coverage_rows(report):
         table.add_row(subject, words)
-    for path, value, sound in reference_rows(report):
-        table.add_row(f"reference: {path}", f"{value:.1e}" + ("" if sound else " [red]inconsistent[/]"))
+    for path, value, amiss in reference_rows(report):
+        shown = "fails" if value >= NOT_FINITE else f"{value:.1e}"
+        table.add_row(f"reference: {path}", shown + (f" [red]{amiss}[/]" if amiss else ""))
     return table
 
 

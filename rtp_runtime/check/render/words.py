@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
-from rtp_runtime.check.report import MATCH, NOT_JUDGED, CheckReport, Finding
+from rtp_runtime.check.report import INCONSISTENT, MATCH, NOT_JUDGED, CheckReport, Finding
 
 
 def headline(report: CheckReport) -> str:
     """The verdict in one sentence."""
+    if report.verdict == INCONSISTENT:
+        return (
+            "The reference disagrees with itself, and none of its paths is confirmed by another: nothing can judge us."
+        )
     first = report.first_wrong
     if first is not None:
         layer = f" (layer {first.layer})" if first.layer is not None else ""
@@ -41,10 +45,13 @@ def mode_rows(report: CheckReport) -> list[tuple[str, int, float, float]]:
     return [(name, *values) for name, values in rows.items()]
 
 
-def reference_rows(report: CheckReport) -> list[tuple[str, float, bool]]:
-    """(path of the reference, its disagreement in standard deviations of the logits, whether that is only noise)."""
+def reference_rows(report: CheckReport) -> list[tuple[str, float, str]]:
+    """(path of the reference, its distance from a full forward in standard deviations of the logits, what is amiss)."""
     bad = report.conditions.get("reference_inconsistent", {})
-    return [(path, value, path not in bad) for path, value in report.conditions.get("reference_paths", {}).items()]
+    aside = report.conditions.get("reference_set_aside", {})
+    values = report.conditions.get("reference_paths", {}) | bad
+    words = dict.fromkeys(aside, "chose otherwise among equals") | dict.fromkeys(bad, "inconsistent")
+    return [(path, value, words.get(path, "")) for path, value in values.items()]
 
 
 def coverage_rows(report: CheckReport) -> list[tuple[str, str]]:
@@ -81,6 +88,8 @@ def next_step(report: CheckReport) -> str:
         if first.stage == "audit":
             return f"Next: compare the tensors with rtp inspect {report.model} --weights"
         return f"Next: read {first.module} in the plugin beside the same class of the reference."
+    if report.verdict == INCONSISTENT:
+        return "Next: read the reference's two runs, and check with a version of transformers that is sound."
     if report.verdict == NOT_JUDGED:
         return "Next: run the check with all stages, or see why each item could not be judged."
     return f"Next: rtp generate {report.model}"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rtp_runtime.check.reference import Reference, load_reference
+from rtp_runtime.check.loading import load_reference
+from rtp_runtime.check.reference import Reference
 from rtp_runtime.testing.tiny_models import write_tiny
 
 LENGTHS = (14, 40)

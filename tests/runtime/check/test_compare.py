@@ -85,7 +85,7 @@ def test_another_number_of_experts_is_no_tie() -> None:
 
 
 def test_tensors_of_other_shapes_are_reported() -> None:
-    pairing = pair_tensors([torch.ones(3, 8)], [torch.ones(3, 4)])
+    pairing = pair_tensors([torch.arange(24.0).reshape(3, 8)], [torch.ones(3, 4)])
     assert not pairing.pairs
     assert len(pairing.unmatched) == 1
 

@@ -1,0 +1,95 @@
+"""The reference's other ways to the same numbers: other attention, grouped experts, a batch, and its cache.
+
+Their disagreement with one full forward is the noise that no verdict may go below, or a fault of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rtp_runtime.check.capture import Capture
+from rtp_runtime.check.reference import WHOLE, Feeding, Reference, Tell
+
+BATCHED_TOKENS = 64
+SINGLE_STEPS = 8
+"""Tokens that are fed one at a time after a prefill."""
+BATCH = "batch of two"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPath:
+    """One other way. `independent`: it goes through the cache, and shares least with a full forward."""
+
+    name: str
+    feeding: Feeding = WHOLE
+    setting: Callable[[], AbstractContextManager[None]] = nullcontext
+    independent: bool = False
+    measures_modules: bool = True
+    """Whether its modules are compared even where its logits agree."""
+
+    def logits(self, reference: Reference, ids: Sequence[int]) -> Tensor:
+        """[tokens, vocab] of the first tokens, float32."""
+        with self.setting():
+            if self.name == BATCH:
+                # A row of a batch does not say more at greater length, and costs twice.
+                few = list(ids[:BATCHED_TOKENS])
+                return reference.batch_logits([few, few[::-1]])[0]
+            return reference.logits(ids, self.feeding)
+
+    def replay(self, reference: Reference, ids: Sequence[int], capture: Capture, tell: Tell) -> None:
+        """Each module's outputs, given the same layer inputs. A batch has none: its rows are not the capture's."""
+        if self.name != BATCH:
+            with self.setting():
+                reference.replay(ids, capture, tell, self.feeding)
+
+
+def other_paths(reference: Reference, num_tokens: int, own_positions: bool) -> Iterator[OtherPath]:
+    """What this model offers. `own_positions`: also run its cache without saying where the tokens stand."""
+    yield OtherPath(BATCH)
+    for name, setting in _settings(reference.model):
+        yield OtherPath(name, setting=setting)
+    if num_tokens < 2:
+        return
+    middle, start = num_tokens // 2, max(1, num_tokens - SINGLE_STEPS)
+    plans = {
+        "cache, in two chunks": (middle, num_tokens - middle),
+        "cache, one token at a time": (start, *[1] * (num_tokens - start)),
+    }
+    for name, parts in plans.items():
+        yield OtherPath(name, Feeding(parts), independent=True)
+    for name, parts in plans.items() if own_positions else ():
+        yield OtherPath(
+            f"{name}, positions left to the model", Feeding(parts, False), independent=True, measures_modules=False
+        )
+
+
+def _settings(model: Any) -> Iterator[tuple[str, Callable[[], AbstractContextManager[None]]]]:
+    """Contexts in which the reference computes the same with other implementations."""
+    if _accepts(model.set_attn_implementation, "sdpa", "eager"):
+        yield "sdpa attention", lambda: _set(model.set_attn_implementation, "sdpa", "eager")
+    experts = getattr(model, "set_experts_implementation", None)
+    can_set = getattr(type(model), "_can_set_experts_implementation", bool)
+    if experts is not None and can_set() and _accepts(experts, "grouped_mm", "eager"):
+        yield "grouped experts", lambda: _set(experts, "grouped_mm", "eager")
+
+
+def _accepts(setter: Callable[[str], Any], value: str, default: str) -> bool:
+    try:
+        with _set(setter, value, default):
+            return True
+    except (ValueError, ImportError, KeyError):
+        return False
+
+
+@contextmanager
+def _set(setter: Callable[[str], Any], value: str, default: str) -> Iterator[None]:
+    try:
+        setter(value)
+        yield
+    finally:
+        setter(default)
