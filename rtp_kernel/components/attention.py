@@ -22,8 +22,8 @@ class Attention(Component):
     `window` - 1 tokens before it, or all. `sinks` adds the parameter `sinks` [heads]. Decode and prefill rows of a step
     may be served by different implementations.
 
-    `selects` = n > 0 says that forward is given a selection, int64 [T, groups, k] with groups 1 or kv heads: places of
-    n tokens each (token indices for n = 1), -1 = none. A query then sees only those of its tokens.
+    `selects` = n > 0 says that forward is given a selection, int64 [T, groups, k], a group for heads / groups heads:
+    places of n tokens each (token indices for n = 1), -1 = none. A query then sees only those of its tokens.
     """
 
     def __init__(

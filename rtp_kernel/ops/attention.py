@@ -63,7 +63,7 @@ def paged_attention(
 
     Heads share keys in groups of heads / kv heads. `soft_cap` c bends the scores to c tanh(score / c); `sinks` [heads]
     are one more logit in each softmax, with no value. Scores and sums are float32. With a `selection` int64 [N, groups,
-    k] of places (groups 1 or kv heads), a query sees only tokens of its places, each `tokens_per_place` tokens from a
+    k] of places (heads share them in groups of heads / groups), a query sees only tokens of its places, each `tokens_per_place` tokens from a
     multiple of that on; a query that sees none comes out as zeros.
     """
     out = torch.zeros_like(q)
@@ -111,18 +111,27 @@ def gather_kv(kv: StateView, batch: ForwardBatch, request: int, tokens: range) -
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, sinks: Tensor | None, soft_cap: float | None
 ) -> Tensor:
-    """Attention of q [N, heads, D] over k, v [S, kv heads, D]; visible [N, S] or [N, 1 or kv heads, S] bool."""
+    """Attention of q [N, heads, D] over k, v [S, kv heads, D]; visible [N, S] or [N, groups, S] bool."""
     grouped = q.float().view(q.shape[0], k.shape[1], -1, q.shape[-1])  # [N, kv, group, D]
     scores = torch.einsum("nkgd,skd->nkgs", grouped, k.float()) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    chosen = visible.dim() == 3
-    hidden = ~(visible.unsqueeze(2) if chosen else visible[:, None, None])
+    hidden = ~_per_head(visible, q.shape[1], k.shape[1])
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         extra = sinks.float().view(1, k.shape[1], -1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, extra), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : k.shape[0]]
-    if chosen:
+    if visible.dim() == 3:
         weights = weights.masked_fill(hidden, 0.0)  # where all is hidden, the softmax has no value
     return torch.einsum("nkgs,skd->nkgd", weights, v.float()).flatten(1, 2).to(q.dtype)
+
+
+def _per_head(visible: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """visible [N, S] or [N, groups, S] as [N, kv heads or 1, heads of a kv head or 1, S]."""
+    if visible.dim() == 2:
+        return visible[:, None, None]
+    if visible.shape[1] in (1, kv_heads):
+        return visible.unsqueeze(2)
+    each = visible.repeat_interleave(heads // visible.shape[1], dim=1)  # [N, heads, S]
+    return each.view(len(each), kv_heads, -1, each.shape[-1])

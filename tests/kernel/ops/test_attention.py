@@ -95,7 +95,7 @@ def dense_of_selection(step: Any, selection: Tensor, size: int) -> Tensor:
         for index in range(held, held + new):
             for head in range(step.heads):
                 kv_head = head * step.kv_heads // step.heads
-                places = selection[row, kv_head if selection.shape[1] > 1 else 0].tolist()
+                places = selection[row, head * selection.shape[1] // step.heads].tolist()
                 tokens = [t for p in places if p >= 0 for t in range(p * size, (p + 1) * size) if t <= index]
                 if tokens:
                     keys, values = step.k[request][tokens, kv_head], step.v[request][tokens, kv_head]
@@ -107,10 +107,10 @@ def dense_of_selection(step: Any, selection: Tensor, size: int) -> Tensor:
 
 @pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("per_head", [False, True])
-def test_attends_to_the_selection_only(mix: Any, name: str, size: int, per_head: bool) -> None:
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_attends_to_the_selection_only(mix: Any, name: str, size: int, groups: int) -> None:
     step = mix(**MIXES[name], heads=6, kv_heads=3)
-    selection = chosen(step, 3 if per_head else 1, 2, size)
+    selection = chosen(step, groups, 2, size)
     batch, kv = step.build(poison=float("nan"))
     write_kv(step.new(step.k), step.new(step.v), kv, batch)
     options = {"scale": step.dim**-0.5, "tokens_per_place": size}
