@@ -17,3 +17,4 @@ def rtp_register_models(models: ModelRegistry) -> None:
     models.add("DeepseekV2ForCausalLM", "rtp_plugin_deepseek.deepseek_v2")
     models.add("DeepseekV3ForCausalLM", "rtp_plugin_deepseek.deepseek_v3")
     models.add("DeepseekV32ForCausalLM", "rtp_plugin_deepseek.deepseek_v32")
+    models.add("DeepseekV4ForCausalLM", "rtp_plugin_deepseek.deepseek_v4")
