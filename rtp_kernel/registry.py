@@ -303,8 +303,12 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "cpu.attention:DecodeAttention",
             "flash_attn:FlashAttention",
         ),
-        "latent_attention": ("cpu.latent:LatentPrefill", "cpu.latent:LatentDecode"),
-        "index_scores": ("cpu.latent:IndexScoresDecode",),
+        "latent_attention": (
+            "cpu.latent_rows:LatentRows",
+            "cpu.latent:LatentPrefill",
+            "cpu.latent:LatentDecode",
+        ),
+        "index_scores": ("cpu.latent_rows:IndexScoreRows", "cpu.latent:IndexScoresDecode"),
         "route": ("cpu.rows:Route",),
         "experts": ("cpu.rows:TiledExperts", "cpu.moe:GroupedExperts"),
     }

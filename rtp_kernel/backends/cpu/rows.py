@@ -32,7 +32,7 @@ SERIAL = 0x4000
 """Elements up to which torch shares no elementwise work among threads (the least of its limits, that of gelu)."""
 
 
-class _Deterministic:
+class Deterministic:
     def supports(self, context: OpContext) -> Support:
         return Support.unless(
             context.device != "cpu" and "runs on the CPU only",
@@ -47,7 +47,7 @@ def _chunks(rows: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-class GatedActivation(_Deterministic):
+class GatedActivation(Deterministic):
     """The reference in contiguous chunks of rows (torch computes gelu of strided rows by another formula)."""
 
     name = "cpu_row_chunks"
@@ -62,7 +62,7 @@ class GatedActivation(_Deterministic):
         return torch.cat(parts) if parts else torch.zeros_like(gate)
 
 
-class RotaryAngles(_Deterministic):
+class RotaryAngles(Deterministic):
     """The reference in chunks of rows."""
 
     name = "cpu_row_chunks"
@@ -81,7 +81,7 @@ class RotaryAngles(_Deterministic):
         return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
 
-class Route(_Deterministic):
+class Route(Deterministic):
     """The reference in chunks of rows."""
 
     name = "cpu_row_chunks"
@@ -94,7 +94,7 @@ class Route(_Deterministic):
         return torch.cat([weights for weights, _ in parts]), torch.cat([ids for _, ids in parts])
 
 
-class TiledLinear(_Deterministic):
+class TiledLinear(Deterministic):
     """Products of `ROWS` rows at a time, the last tile padded; on packed weights where oneDNN is there."""
 
     name = "cpu_row_tiles"
@@ -130,7 +130,7 @@ class TiledLinear(_Deterministic):
         return out.view(*x.shape[:-1], -1)
 
 
-class TiledExperts(_Deterministic):
+class TiledExperts(Deterministic):
     """Expert after expert, in rising id, each product in tiles of rows."""
 
     name = "cpu_row_tiles"
@@ -157,7 +157,7 @@ class TiledExperts(_Deterministic):
         return out
 
 
-class TiledAttention(_Deterministic):
+class TiledAttention(Deterministic):
     """Padded tiles of queries over tiles of keys that start at multiples of `KEYS`; sums run from tile to tile.
 
     A tile in which a query sees nothing adds exact zeros, so neither the request's length nor its chunks change a
