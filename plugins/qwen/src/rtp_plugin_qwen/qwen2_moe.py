@@ -49,9 +49,15 @@ class RoutedExperts(nn.Module):
         super().__init__()
         hidden, experts = config.hidden_size, config.num_experts
         self.gate = TopKRouter(
-            hidden, experts, config.num_experts_per_tok, score="softmax", renormalize=config.norm_topk_prob
+            hidden, experts, config.num_experts_per_tok, score="softmax", renormalize=self.renormalizes(config)
         )
         self.experts = Experts(experts, hidden, config.moe_intermediate_size, config.hidden_act)
+
+    @staticmethod
+    def renormalizes(config: Any) -> bool:
+        """Whether the weights of the chosen experts are made to add up to 1."""
+        renormalizes: bool = config.norm_topk_prob
+        return renormalizes
 
     def forward(self, hidden: Tensor) -> Tensor:
         weights, ids = self.gate(hidden)  # [tokens, experts per token]
@@ -124,20 +130,27 @@ def fused_expert_weights(config: Any, sparse: dict[str, list[int]]) -> list[Desc
     ]
 
 
-def moe_weight_descriptors(config: Any, common: list[Descriptor]) -> WeightDescriptors:
-    """`common` with dense MLPs, routers and experts, for per-expert tensors and for stacked ones."""
-    layers = range(config.num_hidden_layers)
-    sparse = {"layer": [layer for layer in layers if is_sparse(config, layer)]}
-    dense = {"layer": [layer for layer in layers if not is_sparse(config, layer)]}
+def sparse_layers(config: Any) -> dict[str, list[int]]:
+    """The layers that route to experts, as the `over` of a weight."""
+    return {"layer": [layer for layer in range(config.num_hidden_layers) if is_sparse(config, layer)]}
+
+
+def dense_mlp_weights(config: Any) -> list[Descriptor]:
+    """The MLPs of the layers that do not route."""
+    dense = {"layer": [layer for layer in range(config.num_hidden_layers) if not is_sparse(config, layer)]}
+    return mlp_weights(LAYER + "mlp.", config.hidden_size, config.intermediate_size, dense)
+
+
+def moe_weight_descriptors(config: Any, common: list[Descriptor], sparse: dict[str, list[int]]) -> WeightDescriptors:
+    """`common` with routers and experts, for per-expert tensors and for stacked ones."""
     gate = LAYER + "mlp.gate.weight"
     router = Weight(parameter=gate, source=FromCheckpoint(gate, (config.num_experts, config.hidden_size)), over=sparse)
-    common = [*common, *mlp_weights(LAYER + "mlp.", config.hidden_size, config.intermediate_size, dense), router]
+    common = [*common, router]
     fused = Layout("fused experts", (*common, *fused_expert_weights(config, sparse)))
     return WeightDescriptors(*common, *hub_expert_weights(config, sparse), others=[fused])
 
 
-def shared_expert_weights(config: Any) -> list[Descriptor]:
-    sparse = {"layer": [layer for layer in range(config.num_hidden_layers) if is_sparse(config, layer)]}
+def shared_expert_weights(config: Any, sparse: dict[str, list[int]]) -> list[Descriptor]:
     gate = LAYER + "mlp.shared_expert_gate.weight"
     prefix = LAYER + "mlp.shared_expert."
     return [
@@ -147,5 +160,6 @@ def shared_expert_weights(config: Any) -> list[Descriptor]:
 
 
 def weight_descriptors(config: Any) -> WeightDescriptors:
-    common = [*outer_weights(config), *attention_weights(config, qkv_bias=config.qkv_bias)]
-    return moe_weight_descriptors(config, [*common, *shared_expert_weights(config)])
+    sparse = sparse_layers(config)
+    common = [*outer_weights(config), *attention_weights(config, qkv_bias=config.qkv_bias), *dense_mlp_weights(config)]
+    return moe_weight_descriptors(config, [*common, *shared_expert_weights(config, sparse)], sparse)

@@ -11,7 +11,13 @@ from rtp_runtime.state import StateDescriptors
 from rtp_runtime.weights import WeightDescriptors
 
 from .qwen2 import Qwen2ForCausalLM, Qwen2Model, attention_weights, kv_state, outer_weights
-from .qwen2_moe import Qwen2MoeDecoderLayer, RoutedExperts, moe_weight_descriptors
+from .qwen2_moe import (
+    Qwen2MoeDecoderLayer,
+    RoutedExperts,
+    dense_mlp_weights,
+    moe_weight_descriptors,
+    sparse_layers,
+)
 from .qwen3 import Qwen3Attention, qk_norm_weights
 
 __all__ = ["Qwen3MoeForCausalLM", "state_descriptors", "weight_descriptors"]
@@ -42,8 +48,9 @@ class Qwen3MoeForCausalLM(Qwen2ForCausalLM):
 
 
 def weight_descriptors(config: Any) -> WeightDescriptors:
-    common = attention_weights(config, qkv_bias=config.attention_bias, output_bias=config.attention_bias)
-    return moe_weight_descriptors(config, [*outer_weights(config), *common, *qk_norm_weights(config)])
+    attention = attention_weights(config, qkv_bias=config.attention_bias, output_bias=config.attention_bias)
+    common = [*outer_weights(config), *attention, *qk_norm_weights(config), *dense_mlp_weights(config)]
+    return moe_weight_descriptors(config, common, sparse_layers(config))
 
 
 def state_descriptors(config: Any) -> StateDescriptors:

@@ -6,6 +6,7 @@ Gated delta nets with a gated full attention between, over Qwen2-MoE's sparse bl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,10 +34,26 @@ from rtp_kernel.components import (
 from rtp_kernel.registry import Support
 from rtp_runtime.model import rope_parameters
 from rtp_runtime.state import PagedState, SlotState, StateDescriptors
-from rtp_runtime.weights import Axis, Concat, Descriptor, FromCheckpoint, Skip, Weight, WeightDescriptors
+from rtp_runtime.weights import (
+    Axis,
+    Concat,
+    Descriptor,
+    FromCheckpoint,
+    Skip,
+    Source,
+    Weight,
+    WeightDescriptors,
+)
 
 from .qwen2 import LAYER, outer_weights
-from .qwen2_moe import Qwen2MoeSparseMoeBlock, is_sparse, moe_weight_descriptors, shared_expert_weights
+from .qwen2_moe import (
+    Qwen2MoeSparseMoeBlock,
+    dense_mlp_weights,
+    is_sparse,
+    moe_weight_descriptors,
+    shared_expert_weights,
+    sparse_layers,
+)
 
 PositionEmbeddings = tuple[Tensor, Tensor]
 """cos and sin of the step's positions, [tokens, turned part of the head dim] each."""
@@ -85,26 +102,24 @@ class Qwen3NextGatedDeltaNet(nn.Module):
         self.key_dim = self.head_k_dim * self.num_k_heads
         self.value_dim = self.head_v_dim * self.num_v_heads
         self.conv1d = CausalConv(2 * self.key_dim + self.value_dim, config.linear_conv_kernel_dim, config.hidden_act)
-        self.in_proj = MergedLinear(config.hidden_size, self.in_projections(config))
+        self.make_in_projections(config)
         self.dt_bias = parameter(self.num_v_heads)
         self.A_log = parameter(self.num_v_heads)
         self.delta_rule = GatedDeltaRule(self.num_k_heads, self.num_v_heads, self.head_k_dim, self.head_v_dim)
         self.norm = GatedRMSNorm(self.head_v_dim, config.rms_norm_eps)
         self.out_proj = Linear(self.value_dim, config.hidden_size)
 
-    @staticmethod
-    def in_projections(config: Any) -> dict[str, int]:
-        """The parts of `in_proj` and their output sizes."""
-        key_dim = config.linear_key_head_dim * config.linear_num_key_heads
-        value_dim = config.linear_value_head_dim * config.linear_num_value_heads
-        return {"in_proj_qkvz": 2 * key_dim + 2 * value_dim, "in_proj_ba": 2 * config.linear_num_value_heads}
+    def make_in_projections(self, config: Any) -> None:
+        self.in_proj_qkvz = Linear(config.hidden_size, 2 * self.key_dim + 2 * self.value_dim)
+        self.in_proj_ba = Linear(config.hidden_size, 2 * self.num_v_heads)
 
     def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """mixed q, k, v [tokens, channels], z [tokens, value heads, dim], b and a [tokens, value heads].
 
         The outputs are grouped by key head: its query, its key, and the values (z, b, a) of the value heads sharing it.
         """
-        qkvz, ba = (part.unflatten(-1, (self.num_k_heads, -1)) for part in self.in_proj(hidden))
+        qkvz = self.in_proj_qkvz(hidden).unflatten(-1, (self.num_k_heads, -1))
+        ba = self.in_proj_ba(hidden).unflatten(-1, (self.num_k_heads, -1))
         shared = self.num_v_heads // self.num_k_heads
         sizes = [self.head_k_dim, self.head_k_dim, shared * self.head_v_dim, shared * self.head_v_dim]
         *qkv, z = qkvz.split(sizes, dim=-1)  # [tokens, key heads, size]
@@ -237,37 +252,36 @@ def full_attention_weights(config: Any, kind: str = FULL) -> list[Descriptor]:
     return [Weight(parameter=prefix + name, source=source, over=over) for name, source in sources.items()]
 
 
-def delta_net_weights(config: Any, in_projections: Mapping[str, int]) -> list[Descriptor]:
-    """The input projections fused in this order, and the rest under its own names."""
-    hidden, over, prefix = config.hidden_size, layers_of(config, LINEAR), LAYER + "linear_attn."
+def delta_net_weights(config: Any, in_projections: Mapping[str, Source]) -> list[Descriptor]:
+    """The input projections as given, and the rest under its own names."""
+    over, prefix = layers_of(config, LINEAR), LAYER + "linear_attn."
     key_dim = config.linear_key_head_dim * config.linear_num_key_heads
     values = Axis("value heads", config.linear_num_value_heads, config.linear_value_head_dim)
-    kernel = config.linear_conv_kernel_dim
-    own = {
-        "conv1d.weight": (2 * key_dim + values.size, 1, kernel),
+    own: dict[str, tuple[int | Axis, ...]] = {
+        "conv1d.weight": (2 * key_dim + values.size, 1, config.linear_conv_kernel_dim),
         "dt_bias": (config.linear_num_value_heads,),
         "A_log": (config.linear_num_value_heads,),
         "norm.weight": (config.linear_value_head_dim,),
-        "out_proj.weight": (hidden, values),
+        "out_proj.weight": (config.hidden_size, values),
     }
-    fused = Concat(tuple(FromCheckpoint(f"{prefix}{n}.weight", (size, hidden)) for n, size in in_projections.items()))
-    return [
-        Weight(parameter=prefix + "in_proj.weight", source=fused, over=over),
-        *(
-            Weight(parameter=prefix + name, source=FromCheckpoint(prefix + name, dims), over=over)
-            for name, dims in own.items()
-        ),
-    ]
+    sources = {**in_projections, **{name: FromCheckpoint(prefix + name, dims) for name, dims in own.items()}}
+    return [Weight(parameter=prefix + name, source=source, over=over) for name, source in sources.items()]
 
 
-def attention_weights(config: Any, in_projections: Mapping[str, int]) -> list[Descriptor]:
-    return [*full_attention_weights(config), *delta_net_weights(config, in_projections)]
+def grouped_in_projections(config: Any) -> dict[str, Source]:
+    keys = Axis("key heads", config.linear_num_key_heads)
+    shared = config.linear_num_value_heads // keys.count
+    qkvz = replace(keys, unit=2 * config.linear_key_head_dim + 2 * shared * config.linear_value_head_dim)
+    sizes = {"in_proj_qkvz.weight": qkvz, "in_proj_ba.weight": replace(keys, unit=2 * shared)}
+    prefix = LAYER + "linear_attn."
+    return {name: FromCheckpoint(prefix + name, (axis, config.hidden_size)) for name, axis in sizes.items()}
 
 
 def weight_descriptors(config: Any) -> WeightDescriptors:
-    attention = attention_weights(config, Qwen3NextGatedDeltaNet.in_projections(config))
-    common = [*outer_weights(config), *attention, *shared_expert_weights(config), MTP]
-    return moe_weight_descriptors(config, common)
+    sparse = sparse_layers(config)
+    attention = [*full_attention_weights(config), *delta_net_weights(config, grouped_in_projections(config))]
+    mlps = [*dense_mlp_weights(config), *shared_expert_weights(config, sparse)]
+    return moe_weight_descriptors(config, [*outer_weights(config), *attention, *mlps, MTP], sparse)
 
 
 def layer_states(config: Any, kind: str) -> dict[str, PagedState | SlotState]:
