@@ -353,8 +353,9 @@ class StateManager:
     def _add(self, request: RequestId) -> RequestState:
         assert request not in self._requests, f"request {request!r} has state already"
         row = self._free_rows.pop() if self._free_rows else len(self._requests)
-        state = RequestState.new(row, self.groups)
-        self._requests[request] = state
+        for table in self._tables.values():
+            table.put(row, 0, ())
+        state = self._requests[request] = RequestState.new(row, self.groups)
         return state
 
     def _start(

@@ -2,6 +2,7 @@
 
 Every token writes a value of its own through the tables, at once and again as late as a step in flight may, and free
 memory is poisoned when no step is in flight. A block with two owners, or one free too early, shows as a wrong value.
+With prefixes, requests also begin with what others have published, and whatever is cached holds what its key says.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,7 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rtp_kernel.batch import GroupBatch
 from rtp_runtime.state.descriptors import CompressedState, PagedState, SlotState, StateDescriptors, WindowState
 from rtp_runtime.state.holding import Holding
+from rtp_runtime.state.keys import ContentKeys
 from rtp_runtime.state.manager import StateManager
+from rtp_runtime.state.pool import Reference
+from rtp_runtime.state.prefix import Node
 from rtp_runtime.state.tables import StepRow
 
 WINDOW, RATIO, BLOCK, DRAFTS = 11, 4, 8, 3
@@ -52,11 +57,11 @@ class Flight:
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(blocks=st.integers(5, 14))
-    def start(self, blocks: int) -> None:
+    @initialize(blocks=st.integers(5, 14), prefixes=st.booleans())
+    def start(self, blocks: int, prefixes: bool) -> None:
         self.manager = StateManager(
             DESCRIPTORS, cache_dtype=torch.float32, block_size=BLOCK, num_blocks=blocks,
-            max_requests=2, max_drafts=DRAFTS, num_snapshots=2,
+            max_requests=2, max_drafts=DRAFTS, num_snapshots=2, prefixes=prefixes,
         )  # fmt: skip
         self.data = {name: view for layer in self.manager.views() for name, view in layer.items()}
         self.tokens: dict[int, list[int]] = {}
@@ -64,6 +69,12 @@ class Machine(RuleBasedStateMachine):
         self.flights: deque[Flight] = deque()
         self.holdings: list[tuple[Holding, list[int]]] = []
         self.next_token = self.next_life = 0
+        self.known: dict[int, list[int]] = {}
+        """Tokens that a request must feed before it makes up new ones."""
+        self.keys: dict[int, ContentKeys] = {}
+        self.content: dict[bytes, list[int]] = {}
+        self.histories: list[list[int]] = []
+        self.num_hits = 0
 
     def group(self, batches: tuple[GroupBatch, ...], name: str) -> GroupBatch:
         return batches[self.data[name].group]
@@ -84,7 +95,7 @@ class Machine(RuleBasedStateMachine):
         undecided = {row.request for flight in self.flights for row in flight.rows if row.drafts}
         rows: list[StepRow] = []
         for request, count, drafts in {share[0]: share for share in shares}.values():
-            drafts = min(drafts, count - 1)
+            drafts = 0 if self.known.get(request) else min(drafts, count - 1)
             if request in undecided:
                 continue
             could = self.manager.can_grow(request, count, drafts)
@@ -101,8 +112,7 @@ class Machine(RuleBasedStateMachine):
         batches = self.manager.group_batches(rows, len(rows) + 1, sum(row.num_tokens for row in rows) + 2)
         self.check_read(rows, batches)
         for row in rows:
-            self.tokens[int(row.request)] += range(self.next_token, self.next_token + row.num_tokens)
-            self.next_token += row.num_tokens
+            self.feed(int(row.request), row.num_tokens)
         lives = [self.lives[int(row.request)] for row in rows]
         owners = self.owners(rows, lives, batches)
         for flight in self.flights:
@@ -112,6 +122,52 @@ class Machine(RuleBasedStateMachine):
             )
         self.flights.append(Flight(self.manager.begin_step(rows), rows, lives, owners, self.writes(rows, batches)))
         self.replay()
+
+    def feed(self, request: int, count: int) -> None:
+        known = self.known.get(request, [])
+        self.tokens[request] += known[:count]
+        more = count - len(known[:count])
+        del known[:count]
+        self.tokens[request] += range(self.next_token, self.next_token + more)
+        self.next_token += more
+
+    @rule(which=st.integers(0, 9), length=st.integers(1, 60))
+    @precondition(lambda self: self.manager.prefixes is not None and len(self.tokens) < 4)
+    def adopt(self, which: int, length: int) -> None:
+        """A request whose first tokens are those of another one, now or earlier, as far as it got or was to get."""
+        others = [*self.tokens.values(), *self.histories[-6:]]
+        tokens = list(others[which % len(others)][:length]) if others else []
+        tokens.append(self.next_token)
+        self.next_token += 1
+        request = next(request for request in range(4) if request not in self.tokens)
+        self.keys[request] = ContentKeys(b"", BLOCK)
+        self.extend_keys(request, tokens)
+        hit = self.manager.adopt(request, self.keys[request].digests, len(tokens))
+        assert hit < len(tokens) and hit % BLOCK == 0
+        self.num_hits += hit > 0
+        self.tokens[request], self.known[request] = tokens[:hit], tokens[hit:]
+        self.lives[request] = self.next_life
+        self.next_life += 1
+
+    def extend_keys(self, request: int, tokens: list[int]) -> None:
+        keys = self.keys[request]
+        done = keys.num_tokens
+        keys.extend(np.array(tokens[done:], np.int64))
+        for end in range(done + BLOCK, keys.num_tokens + 1, BLOCK):
+            self.content[keys.digests[end // BLOCK - 1]] = tokens[:end]
+
+    @rule(count=st.integers(1, 3))
+    @precondition(lambda self: self.manager.prefixes is not None)
+    def evict(self, count: int) -> None:
+        prefixes = self.manager.prefixes
+        assert prefixes is not None
+        wanted = prefixes.num_evictions + count
+        assert prefixes.evict(lambda: prefixes.num_evictions >= wanted) == (prefixes.num_evictions == wanted)
+
+    @rule()
+    @precondition(lambda self: self.manager.prefixes is not None and len(self.manager.prefixes) > 4)
+    def clear(self) -> None:
+        self.manager.clear_prefixes()
 
     @rule(accepted=st.lists(st.integers(0, DRAFTS), min_size=3, max_size=3))
     @precondition(lambda self: self.flights)
@@ -127,6 +183,8 @@ class Machine(RuleBasedStateMachine):
             if kept < end:
                 self.manager.truncate(row.request, kept)
                 del self.tokens[int(row.request)][kept:]
+            if int(row.request) in self.keys and self.keys[int(row.request)].num_tokens < kept:
+                self.extend_keys(int(row.request), self.tokens[int(row.request)][:kept])
             self.manager.commit(row.request, kept)
         if not self.flights:
             self.manager.poison()
@@ -140,7 +198,11 @@ class Machine(RuleBasedStateMachine):
 
     def release(self, request: int) -> None:
         self.manager.release(request)
+        if request in self.tokens:
+            self.histories.append(self.tokens[request])
         self.tokens.pop(request, None)
+        self.known.pop(request, None)
+        self.keys.pop(request, None)
         self.lives.pop(request, None)
 
     def snapshot(self, request: int) -> None:
@@ -160,6 +222,7 @@ class Machine(RuleBasedStateMachine):
         holding, tokens = complete[which % len(complete)]
         request = next(request for request in range(4) if request not in self.tokens)
         assert self.manager.restore(request, holding) == holding.num_tokens
+        self.keys.pop(request, None)
         self.tokens[request], self.lives[request] = tokens[: holding.num_tokens], self.next_life
         self.next_life += 1
 
@@ -261,8 +324,33 @@ class Machine(RuleBasedStateMachine):
             for holding, _ in self.holdings:
                 for block in holding.blocks.get(spec.index, (0, ()))[1]:
                     counts.setdefault(block, [0, 0, 0])[holding.kind] += 1
+            for node in self.nodes():
+                for block in node.blocks.get(spec.index, (0, ()))[1]:
+                    counts.setdefault(block, [0, 0, 0])[Reference.CACHE] += 1
+            assert pool.num_cached == sum(count[Reference.CACHE] > 0 for count in counts.values())
             assert pool.num_held == len(counts)
             assert all(pool.references(block) == tuple(count) for block, count in counts.items())
+
+    def nodes(self) -> list[Node]:
+        return [] if self.manager.prefixes is None else list(self.manager.prefixes._nodes.values())
+
+    @invariant()
+    def whatever_is_cached_holds_what_its_key_says(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for node in self.nodes():
+            tokens = self.content[node.key]
+            assert len(tokens) == node.end
+            assert node.parent is None or node.parent.alive
+            for name in ("paged", "wide", "window", "closed"):
+                view = self.data[name]
+                if name == "window" and view.group not in node.blocks:
+                    continue
+                first, blocks = node.blocks[view.group]
+                entries = view.data[list(blocks)].flatten(0, 1)[:, 0].tolist()
+                assert entries == tokens[first * BLOCK :][view.tokens_per_entry - 1 :: view.tokens_per_entry]
+            for slot in node.slots.values():
+                assert self.data["slot"].data[slot].unique().tolist() == [folded(tokens)]
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
@@ -273,6 +361,7 @@ class Machine(RuleBasedStateMachine):
             self.release(request)
         for holding, _ in self.holdings:
             self.manager.let_go(holding)
+        self.manager.clear_prefixes()
         assert self.manager.num_waiting == 0
         assert self.manager.arena.num_free == self.manager.arena.plan.num_extents
 
