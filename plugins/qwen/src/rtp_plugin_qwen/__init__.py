@@ -21,6 +21,8 @@ def rtp_register_models(models: ModelRegistry) -> None:
     models.add("Qwen3NextForCausalLM", "rtp_plugin_qwen.qwen3_next")
     models.add("Qwen3_5ForCausalLM", "rtp_plugin_qwen.qwen3_5")
     models.add("Qwen3_5ForConditionalGeneration", "rtp_plugin_qwen.qwen3_5")
+    models.add("Qwen3_5MoeForCausalLM", "rtp_plugin_qwen.qwen3_5_moe")
+    models.add("Qwen3_5MoeForConditionalGeneration", "rtp_plugin_qwen.qwen3_5_moe")
     models.add("Qwen2_5_VLForConditionalGeneration", "rtp_plugin_qwen.qwen2_5_vl")
     models.add("Qwen3VLForConditionalGeneration", "rtp_plugin_qwen.qwen3_vl")
     models.add("Qwen4ExpForCausalLM", "rtp_plugin_qwen.qwen4_exp")
