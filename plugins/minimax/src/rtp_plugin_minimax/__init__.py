@@ -16,3 +16,5 @@ RTP_API = "0.1"
 def rtp_register_models(models: ModelRegistry) -> None:
     models.add("MiniMaxForCausalLM", "rtp_plugin_minimax.minimax")
     models.add("MiniMaxM2ForCausalLM", "rtp_plugin_minimax.minimax_m2")
+    models.add("MiniMaxM3VLForCausalLM", "rtp_plugin_minimax.minimax_m3_vl")
+    models.add("MiniMaxM3SparseForConditionalGeneration", "rtp_plugin_minimax.minimax_m3_vl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ ON_HUB = LAYER + "block_sparse_moe."
 """Where released checkpoints keep router and experts."""
 IN_MEMORY = LAYER + "mlp."
 """Where transformers keeps them once loaded."""
+MULTI_TOKEN = "multi-token prediction: not part of the language model itself"
 
 Layers = Mapping[str, Sequence[int]]
 
@@ -78,12 +80,10 @@ def router_bias(config: Any, name: str, layers: Layers) -> Weight:
     return Weight(parameter=IN_MEMORY + "gate.e_score_correction_bias", source=source, over=layers, dtype="float32")
 
 
-def extra_layers(config: Any) -> Skip:
-    """Layers behind the last one."""
+def extra_layers(config: Any, prefix: str = "model.") -> Skip:
+    """Layers behind the last one; `prefix` is what stands before `layers.` in the checkpoint."""
     known = "|".join(str(layer) for layer in range(config.num_hidden_layers))
-    return Skip(
-        rf"model\.layers\.(?!(?:{known})\.)\d+\..*", "multi-token prediction: not part of the language model itself"
-    )
+    return Skip(rf"{re.escape(prefix)}layers\.(?!(?:{known})\.)\d+\..*", MULTI_TOKEN)
 
 
 def _router(source: FromCheckpoint, layers: Layers) -> Weight:
