@@ -31,6 +31,7 @@ def rates(csa: int, hca: int) -> dict[str, int]:
     return {CSA: csa, HCA: hca}
 
 
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
 VARIANTS: dict[str, dict[str, Any]] = {
     "every kind of layer": {},
     "one sliding layer": layers(SLIDING),
@@ -61,6 +62,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 32,
         "index_head_dim": 32,
         "rope_parameters": None,
+    },
+    "rotary numbers by kind, of which yarn's scale the angles": {
+        "rope_parameters": {
+            "main": rope(500.0, partial_rotary_factor=0.25),
+            "compress": rope(2000.0, **YARN, partial_rotary_factor=0.5) | {"rope_type": "yarn"},
+        },
     },
     "a head that is the embedding": {"tie_word_embeddings": True},
 }
@@ -132,9 +139,8 @@ def test_older_configs_mean_the_same(checkpoints: dict[str, Path], tmp_path: Pat
         "compress_ratios": [0, 0, 4, 128, 4],
         "compress_rate_hca": 8,
         "num_hash_layers": 2,
-        "rope_scaling": rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=32, beta_slow=1),
+        "rope_scaling": {"type": "yarn", **YARN},
     }
-    del config["rope_scaling"]["rope_theta"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").hardlink_to(checkpoints["saved"] / "model.safetensors")
     check_plugin(tmp_path)
