@@ -8,7 +8,6 @@ by 1 + w. Images are not computed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,22 +23,21 @@ from rtp_kernel.components import (
     GatedRMSNorm,
     Linear,
     RMSNorm,
-    RopeParameters,
     Rotary,
     RotaryEmbedding,
 )
-from rtp_runtime.model import rope_parameters, text_config
+from rtp_runtime.model import text_config
 from rtp_runtime.state import CompressedState, PagedState, StateDescriptor, StateDescriptors
-from rtp_runtime.weights import Axis, Descriptor, FromCheckpoint, Layout, Skip, Tie, Weight, WeightDescriptors, renamed
+from rtp_runtime.weights import Axis, Descriptor, FromCheckpoint, Layout, Tie, Weight, WeightDescriptors
 
-from .qwen2 import LAYER, mlp_weights
-from .qwen2_moe import Qwen2MoeSparseMoeBlock, fused_expert_weights, hub_expert_weights
+from .qwen2 import LAYER
+from .qwen2_moe import Qwen2MoeSparseMoeBlock, fused_expert_weights, hub_expert_weights, shared_expert_weights
+from .qwen3_5 import VISION, Qwen3_5GatedDeltaNet, Qwen3_5TextModel, also_nested, flat_in_projections
 from .qwen3_next import (
     LINEAR,
     MTP,
     PositionEmbeddings,
     Qwen3NextAttention,
-    Qwen3NextGatedDeltaNet,
     Qwen3NextRMSNorm,
     delta_net_weights,
     full_attention_weights,
@@ -50,35 +48,12 @@ from .qwen3_next import (
 from .qwen4_exp_ple import Qwen4ExpTextPLELayer, ple_states, ple_weights
 
 INDEXED = "indexed_attention"
-SECTIONS = (11, 11, 10)
-"""`mrope_section` of a config that has none."""
 
 
-def rope(config: Any) -> RopeParameters:
-    parameters = rope_parameters(config)
-    return replace(parameters, mrope_section=parameters.mrope_section or SECTIONS, mrope_interleaved=True)
-
-
-class Qwen4ExpTextGatedDeltaNet(Qwen3NextGatedDeltaNet):
+class Qwen4ExpTextGatedDeltaNet(Qwen3_5GatedDeltaNet):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.norm = GatedRMSNorm(self.head_v_dim, config.rms_norm_eps, config.output_gate_type or config.hidden_act)
-
-    @staticmethod
-    def in_projections(config: Any) -> dict[str, int]:
-        key_dim = config.linear_key_head_dim * config.linear_num_key_heads
-        value_dim = config.linear_value_head_dim * config.linear_num_value_heads
-        heads = config.linear_num_value_heads
-        return {
-            "in_proj_qkv": 2 * key_dim + value_dim,
-            "in_proj_z": value_dim,
-            "in_proj_b": heads,
-            "in_proj_a": heads,
-        }
-
-    def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mixed_qkv, z, b, a = self.in_proj(hidden)
-        return mixed_qkv, z.unflatten(-1, (self.num_v_heads, -1)), b, a
 
 
 class Qwen4ExpTextQSAIndexer(nn.Module):
@@ -93,7 +68,7 @@ class Qwen4ExpTextQSAIndexer(nn.Module):
         self.q_layernorm = Qwen3NextRMSNorm(dim, config.rms_norm_eps)
         self.k_layernorm = Qwen3NextRMSNorm(dim, config.rms_norm_eps)
         self.rotary = Rotary("half")
-        self.rotary_emb = RotaryEmbedding(rotary_dim(config), rope(config))
+        self.rotary_emb = RotaryEmbedding(rotary_dim(config), Qwen3_5TextModel.rope(config))
         self.blocks = BlockMeans(dim, self.compress_ratio)
         self.choose = EntryIndexer(heads, dim, config.indexer_budget // self.compress_ratio)
 
@@ -214,7 +189,7 @@ class Qwen4ExpTextModel(nn.Module):
         self.layers = nn.ModuleList(
             Qwen4ExpTextDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
         )
-        self.rotary_emb = RotaryEmbedding(rotary_dim(config), rope(config))
+        self.rotary_emb = RotaryEmbedding(rotary_dim(config), Qwen3_5TextModel.rope(config))
         self.hyper_connection_mixer = Qwen4ExpTextGatedResidual(config, use_combine=False)
 
     def forward(self, batch: ForwardBatch, state: ModelState) -> Tensor:
@@ -245,9 +220,6 @@ class Qwen4ExpForCausalLM(nn.Module):
 
 class Qwen4ExpForConditionalGeneration(Qwen4ExpForCausalLM):
     """The language model of the vision-language checkpoint."""
-
-
-VISION = Skip(r"model\.visual\..*", "the vision tower: only text is computed")
 
 
 def _weight(name: str, dims: tuple[int | Axis, ...], over: Mapping[str, Any]) -> Weight:
@@ -283,23 +255,21 @@ def indexer_weights(config: Any) -> list[Descriptor]:
     ]
 
 
-def common_weights(config: Any) -> list[Descriptor]:
+def common_weights(config: Any, layers: dict[str, list[int]]) -> list[Descriptor]:
     """All but the experts and the n-gram embeddings."""
-    hidden, layers = config.hidden_size, {"layer": range(config.num_hidden_layers)}
+    hidden = config.hidden_size
     table = (Axis("vocab", config.vocab_size), hidden)
     tied = config.tie_word_embeddings
     head = Tie("lm_head.weight", "model.embed_tokens.weight") if tied else _weight("lm_head.weight", table, {})
-    shared = LAYER + "mlp.shared_expert"
     return [
         _weight("model.embed_tokens.weight", table, {}),
         head,
         *residual_weights(config),
         *full_attention_weights(config, INDEXED),
         *indexer_weights(config),
-        *delta_net_weights(config, Qwen4ExpTextGatedDeltaNet.in_projections(config)),
+        *delta_net_weights(config, flat_in_projections(config)),
         _weight(LAYER + "mlp.gate.weight", (config.num_experts, hidden), layers),
-        *mlp_weights(shared + ".", hidden, config.shared_expert_intermediate_size, layers),
-        _weight(shared + "_gate.weight", (1, hidden), layers),
+        *shared_expert_weights(config, layers),
         MTP,
         VISION,
     ]
@@ -308,17 +278,11 @@ def common_weights(config: Any) -> list[Descriptor]:
 def weight_descriptors(config: Any) -> WeightDescriptors:
     """As on the hub, and as transformers has them in memory; each alone, or in the vision-language checkpoint."""
     text = text_config(config)
-    every = {"layer": list(range(text.num_hidden_layers))}
-    common = common_weights(text)
-    hub = (*common, *hub_expert_weights(text, every), *ple_weights(text, sharded=True))
-    fused = (*common, *fused_expert_weights(text, every), *ple_weights(text, sharded=False))
-    nested = {"model.": "model.language_model."}
-    others = [
-        Layout("in memory", fused),
-        Layout("vision-language", renamed(hub, nested)),
-        Layout("vision-language in memory", renamed(fused, nested)),
-    ]
-    return WeightDescriptors(*hub, others=others)
+    layers = {"layer": list(range(text.num_hidden_layers))}
+    common = common_weights(text, layers)
+    hub = (*common, *hub_expert_weights(text, layers), *ple_weights(text, sharded=True))
+    fused = (*common, *fused_expert_weights(text, layers), *ple_weights(text, sharded=False))
+    return also_nested(WeightDescriptors(*hub, others=[Layout("in memory", fused)]))
 
 
 def state_descriptors(config: Any) -> StateDescriptors:

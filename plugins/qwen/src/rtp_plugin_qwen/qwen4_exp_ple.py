@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.components import CausalConv, Embedding, Linear, PreviousTokens, RMSNorm, parameter
@@ -84,7 +85,8 @@ class Qwen4ExpTextPLELayer(nn.Module):
         self.norm_key = RMSNorm(hidden, eps, 1.0, groups=streams)
         self.norm_query = RMSNorm(hidden, eps, 1.0, groups=streams)
         self.norm_conv = RMSNorm(hidden, eps, 1.0, groups=streams)
-        self.conv1d = CausalConv(streams * hidden, config.ple_conv_kernel_size, dilation=config.ngram_size)
+        kernel = config.ple_conv_kernel_size
+        self.conv1d = CausalConv(streams * hidden, kernel, None, dilation=config.ngram_size)
 
     def forward(self, hidden: Tensor, batch: ForwardBatch, state: Mapping[str, StateView]) -> Tensor:
         """hidden [tokens, streams * hidden] -> what is added to it."""
@@ -95,7 +97,9 @@ class Qwen4ExpTextPLELayer(nn.Module):
         gate = (key * query).sum(dim=-1, keepdim=True) / math.sqrt(self.hidden_size)  # [tokens, streams, 1]
         gate = gate.abs().clamp_min(1e-6).sqrt() * gate.sign()
         gated_value = (torch.sigmoid(gate) * self.value_proj(embeddings).unsqueeze(-2)).flatten(-2)
-        output: Tensor = gated_value + self.conv1d(self.norm_conv(gated_value), batch, state["ple_conv"])
+        output: Tensor = gated_value + functional.silu(
+            self.conv1d(self.norm_conv(gated_value), batch, state["ple_conv"])
+        )
         return output
 
 
