@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,5 +71,33 @@ def assert_exports_what_it_loaded(tmp_path: Path) -> Callable[[Path], None]:
         assert before.keys() == after.keys()
         for name, tensor in before.items():
             assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name]), name
+
+    return check
+
+
+@pytest.fixture
+def assert_axes_agree() -> Callable[..., None]:
+    """Logits where time, height and width of the positions differ, as for the tokens of an image, in chunks."""
+
+    def check(name: str, **overrides: Any) -> None:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, VOCAB_SIZE, (40,), generator=generator).tolist()
+        axes = torch.arange(len(ids)) + torch.randint(0, 20, (3, len(ids)), generator=generator)
+
+        def with_axes(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            batch, *rest = args
+            return (replace(batch, positions=axes[:, batch.index.clamp(min=0)]), *rest)
+
+        with tempfile.TemporaryDirectory() as directory:
+            reference = write_tiny(name, directory, 0, **overrides)
+            with torch.no_grad():
+                expected = reference(torch.tensor([ids]), position_ids=axes[:, None]).logits[0].float()
+                plain = reference(torch.tensor([ids])).logits[0].float()
+            assert (plain - expected).abs().max() > 1e-2 * expected.std()
+            for chunk in (64, 7):
+                with LLM(directory, dtype="float32", num_blocks=16, max_num_seqs=2, max_chunk_tokens=chunk) as llm:
+                    llm.model.register_forward_pre_hook(with_axes)
+                    error = (llm.logits(ids) - expected).abs().max() / expected.std()
+                    assert error < 2e-5, f"chunks of {chunk}: {error:.2e}"
 
     return check

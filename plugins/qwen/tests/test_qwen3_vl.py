@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
-from rtp_kernel.components import RotaryEmbedding
 from rtp_runtime import LLM
-from rtp_runtime.model import load_model
-from rtp_runtime.plugins import load_plugins
 from rtp_runtime.testing.compare import check_plugin, check_tiny, logits_error
 from rtp_runtime.testing.tiny_models import rope, write_tiny
 
@@ -64,12 +61,5 @@ def test_tied_head(where: str, tmp_path: Path) -> None:
         assert logits_error(llm, reference, [5, 7, 300, 11]) < 2e-5
 
 
-def test_positions_of_three_axes(tmp_path: Path) -> None:
-    """The angles of an image's tokens, whose time, height and width differ."""
-    model = write_tiny("qwen3_vl", tmp_path)
-    rotary = load_model(tmp_path, dtype="float32", plugins=load_plugins()).module.get_submodule("model.rotary_emb")
-    assert isinstance(rotary, RotaryEmbedding)
-    positions = torch.stack([torch.full((9,), 4), torch.arange(9) // 3 + 4, torch.arange(9) % 3 + 4])
-    wanted = model.model.language_model.rotary_emb(torch.zeros(1), positions[:, None])
-    for ours, theirs in zip(rotary(positions), wanted, strict=True):
-        assert torch.allclose(ours, theirs[0], rtol=0, atol=1e-6)
+def test_positions_of_three_axes(assert_axes_agree: Callable[..., None]) -> None:
+    assert_axes_agree("qwen3_vl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_matches_transformers(variant: str) -> None:
     check_tiny("qwen4_exp", **VARIANTS[variant])
+
+
+@pytest.mark.parametrize("ratio", [2, 4])
+def test_positions_of_three_axes(assert_axes_agree: Callable[..., None], ratio: int) -> None:
+    """An index key turns by the position of its block's first token, which may come in an earlier chunk."""
+    assert_axes_agree("qwen4_exp", indexer_compress_ratio=ratio)
 
 
 def _write_in_memory(model: Any, directory: Path) -> None:
