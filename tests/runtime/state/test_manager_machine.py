@@ -57,7 +57,7 @@ class Flight:
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(blocks=st.integers(5, 14), prefixes=st.booleans())
+    @initialize(blocks=st.integers(5, 14), prefixes=st.sampled_from([True, True, False]))
     def start(self, blocks: int, prefixes: bool) -> None:
         self.manager = StateManager(
             DESCRIPTORS, cache_dtype=torch.float32, block_size=BLOCK, num_blocks=blocks,
@@ -74,7 +74,6 @@ class Machine(RuleBasedStateMachine):
         self.keys: dict[int, ContentKeys] = {}
         self.content: dict[bytes, list[int]] = {}
         self.histories: list[list[int]] = []
-        self.num_hits = 0
 
     def group(self, batches: tuple[GroupBatch, ...], name: str) -> GroupBatch:
         return batches[self.data[name].group]
@@ -98,6 +97,9 @@ class Machine(RuleBasedStateMachine):
             drafts = 0 if self.known.get(request) else min(drafts, count - 1)
             if request in undecided:
                 continue
+            if self.manager.prefixes is not None and request not in self.tokens:
+                self.begin(request, count, 60)
+                drafts = 0
             could = self.manager.can_grow(request, count, drafts)
             assert self.manager.grow(request, count, drafts) == could
             if could:
@@ -123,6 +125,16 @@ class Machine(RuleBasedStateMachine):
         self.flights.append(Flight(self.manager.begin_step(rows), rows, lives, owners, self.writes(rows, batches)))
         self.replay()
 
+    @rule(request=st.integers(0, 3), count=st.integers(BLOCK, 30), ends=st.booleans())
+    @precondition(lambda self: not self.flights and self.manager.prefixes is not None)
+    def serve(self, request: int, count: int, ends: bool) -> None:
+        """A whole step of one request; perhaps its last."""
+        self.submit([(request, count, 0)], False)
+        if self.flights:
+            self.collect([0, 0, 0])
+        if ends:
+            self.release(request)
+
     def feed(self, request: int, count: int) -> None:
         known = self.known.get(request, [])
         self.tokens[request] += known[:count]
@@ -131,20 +143,21 @@ class Machine(RuleBasedStateMachine):
         self.tokens[request] += range(self.next_token, self.next_token + more)
         self.next_token += more
 
-    @rule(which=st.integers(0, 9), length=st.integers(1, 60))
-    @precondition(lambda self: self.manager.prefixes is not None and len(self.tokens) < 4)
+    @rule(which=st.integers(0, 9), length=st.integers(BLOCK, 60))
+    @precondition(lambda self: self.manager.prefixes is not None and len(self.tokens) < 3)
     def adopt(self, which: int, length: int) -> None:
         """A request whose first tokens are those of another one, now or earlier, as far as it got or was to get."""
-        others = [*self.tokens.values(), *self.histories[-6:]]
+        self.begin(next(request for request in range(4) if request not in self.tokens), which, length)
+
+    def begin(self, request: int, which: int, length: int) -> None:
+        others = [each for each in (*self.tokens.values(), *self.histories[-6:]) if len(each) >= BLOCK]
         tokens = list(others[which % len(others)][:length]) if others else []
         tokens.append(self.next_token)
         self.next_token += 1
-        request = next(request for request in range(4) if request not in self.tokens)
         self.keys[request] = ContentKeys(b"", BLOCK)
         self.extend_keys(request, tokens)
         hit = self.manager.adopt(request, self.keys[request].digests, len(tokens))
         assert hit < len(tokens) and hit % BLOCK == 0
-        self.num_hits += hit > 0
         self.tokens[request], self.known[request] = tokens[:hit], tokens[hit:]
         self.lives[request] = self.next_life
         self.next_life += 1
@@ -157,7 +170,7 @@ class Machine(RuleBasedStateMachine):
             self.content[keys.digests[end // BLOCK - 1]] = tokens[:end]
 
     @rule(count=st.integers(1, 3))
-    @precondition(lambda self: self.manager.prefixes is not None)
+    @precondition(lambda self: self.manager.prefixes is not None and len(self.manager.prefixes) > 2)
     def evict(self, count: int) -> None:
         prefixes = self.manager.prefixes
         assert prefixes is not None
@@ -165,7 +178,7 @@ class Machine(RuleBasedStateMachine):
         assert prefixes.evict(lambda: prefixes.num_evictions >= wanted) == (prefixes.num_evictions == wanted)
 
     @rule()
-    @precondition(lambda self: self.manager.prefixes is not None and len(self.manager.prefixes) > 4)
+    @precondition(lambda self: self.manager.prefixes is not None and len(self.manager.prefixes) > 6)
     def clear(self) -> None:
         self.manager.clear_prefixes()
 
