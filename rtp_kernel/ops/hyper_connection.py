@@ -58,8 +58,8 @@ def _collapse(pre: Tensor, streams: Tensor) -> Tensor:
 def _doubly_stochastic(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """[T, n, n]: columns (over the first n), then rows and columns `iterations` - 1 times, divided by their sums."""
     comb = torch.softmax(logits, dim=-1) + eps
-    comb = comb / (comb.sum(dim=-2, keepdim=True) + eps)
+    comb.div_(comb.sum(dim=-2, keepdim=True).add_(eps))
     for _ in range(iterations - 1):
-        comb = comb / (comb.sum(dim=-1, keepdim=True) + eps)
-        comb = comb / (comb.sum(dim=-2, keepdim=True) + eps)
+        comb.div_(comb.sum(dim=-1, keepdim=True).add_(eps))
+        comb.div_(comb.sum(dim=-2, keepdim=True).add_(eps))
     return comb

@@ -197,7 +197,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str = "half")
     2i + 1 and puts the results into halves (DeepSeek-V3).
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _rotate(q, cos, sin, layout), _rotate(k, cos, sin, layout)
+    return _rotate(q, cos, sin, layout), _rotate(k, cos, sin, layout) if k.shape[1] else k
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:

@@ -18,14 +18,13 @@ class RmsNorm:
         return Support.unless(
             context.device != "cpu" and "runs on the CPU only",
             bool(context.options.get("offset")) and "multiplies by w only",
-            bool(context.options.get("pinned")) and "multiplies after the cast",
             context.options.get("groups", 1) > 1 and "has one group",
         )
 
     def __call__(self, x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:
         shape = x.shape[-1:]
-        if x.dtype == torch.float32:
-            return functional.rms_norm(x, shape, weight, eps)
+        if x.dtype == torch.float32 or (weight is not None and weight.dtype == torch.float32):
+            return functional.rms_norm(x.float(), shape, weight, eps).to(x.dtype)
         normed = functional.rms_norm(x.float(), shape, None, eps).to(x.dtype)
         return normed if weight is None else normed * weight
 

@@ -21,6 +21,12 @@ def test_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         assert torch.allclose(got.float(), want.float(), rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=1e-6)
 
 
+def test_a_float32_weight_is_multiplied_before_the_cast() -> None:
+    x, weight = torch.randn(7, 64).bfloat16(), torch.randn(64)
+    want, got = rms_norm(x, weight, 1e-6), RmsNorm()(x, weight, 1e-6)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rotary_dim", [32, 8])
 def test_rotary(dtype: torch.dtype, rotary_dim: int) -> None:
