@@ -56,6 +56,7 @@ def show(report: Report, console: Console, *, weights: bool) -> None:
         ("Config", _config(report["config"])),
         ("Weights", _weights(report)),
         ("State", _states(report.get("states") or [])),
+        ("Reuse of prefixes", _reuse(report)),
         ("Kernels", _kernels(report.get("kernels") or [])),
     ]
     if weights and report.get("weights"):
@@ -208,6 +209,44 @@ def _states(groups: list[Report]) -> Table:
         states = _text("\n".join(group["states"]))
         table.add_row(kind, block, _size(group["bytes"]), per_token, states, _text(group["forced_by"]))
     return table
+
+
+def _reuse(report: Report) -> Table | None:
+    """What requests to come may have of each group, and the policies that can be chosen instead."""
+    groups = report.get("states") or []
+    if not groups:
+        return None
+    table = _pairs()
+    unit = _hit_unit(groups)
+    whole = all(group["reuse"] == "prefix" for group in groups)
+    table.add_row("prefixes", f"reused in multiples of {unit} tokens" if whole else "not reused: a state forbids it")
+    for index, group in enumerate(groups):
+        share = f"; at most {group['capacity']:.0%} of the memory" if group["capacity"] < 1 else ""
+        table.add_row(f"{index} {group['kind']}", f"{_kept(group)}{share}")
+    if report["state_policies"]:
+        table.add_row("other policies", _text(f"state_policy={', '.join(map(repr, report['state_policies']))}"))
+    return table
+
+
+def _kept(group: Report) -> str:
+    if group["reuse"] == "none":
+        return "nothing is kept"
+    if group["retention"] is None:
+        return "each block, while the last window is held" if group["window"] else "each block"
+    places = {"prompt_end": "the end of the prompt", "branch": "branches", "latest": "the latest place"}
+    found = [name for key, name in places.items() if group["retention"][key]]
+    if every := group["retention"]["every"]:
+        found.append(f"every {every} tokens")
+    return f"copies at {', '.join(found)}" if found else "no copies"
+
+
+def _hit_unit(groups: list[Report]) -> int:
+    from math import lcm
+
+    from rtp_runtime.state.grouping import DEFAULT_BLOCK_SIZE
+
+    sizes = [group["block_size"] for group in groups if group["block_size"]]
+    return lcm(*sizes) if sizes else DEFAULT_BLOCK_SIZE
 
 
 def _kernels(choices: list[Report]) -> Table:

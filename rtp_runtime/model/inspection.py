@@ -60,6 +60,7 @@ def inspect_model(
         args = (served, report["dtype"])
         report["weights"] = _try(report, "weights", lambda: _weights(report, *args, headers))
         report["states"] = _try(report, "states", lambda: _states(*args))
+        report["state_policies"] = list(served.state_policies)
         report["kernels"] = _try(report, "kernels", lambda: _kernels(*args, plugins, device))
     report["config"] = _config(config)
     return report
@@ -212,6 +213,9 @@ def _states(served: Served, dtype: str) -> list[Report]:
             "bytes": spec.block_bytes,
             "bytes_per_token": spec.block_bytes / spec.block_size if spec.block_size else 0,
             "states": list(describe_states(spec)),
+            "reuse": spec.reuse,
+            "retention": None if spec.retention is None else asdict(spec.retention),
+            "capacity": spec.capacity,
         }
         for spec in group_states(served.states, cache_dtype=dtype)
     ]
