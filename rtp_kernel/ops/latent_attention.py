@@ -103,7 +103,7 @@ def expand(latents: Tensor, up: Tensor, key_dim: int) -> tuple[Tensor, Tensor]:
     heads, _, rank = up.shape
     shared = latents[:, None, rank:].expand(-1, heads, -1)  # [S, heads, Dr]
     nope = key_dim - shared.shape[-1]
-    both = functional.linear(latents[:, :rank], up.flatten(0, 1)).unflatten(-1, (heads, -1))  # [S, heads, Dn + Dv]
+    both = functional.linear(latents[:, :rank], up.flatten(0, 1)).view(len(latents), heads, -1)  # [S, heads, Dn + Dv]
     return torch.cat((both[..., :nope], shared), dim=-1), both[..., nope:]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from rtp_runtime.plugins import load_plugins
 from rtp_runtime.testing.tiny_models import write_tiny
 
 LENGTHS = (1, 5, 37, 70)
-LIMITS = {
+LIMITS: dict[str, dict[str, int]] = {
     "in company": {},
     "in chunks": {"max_chunk_tokens": 16},
     "two at a time": {"max_num_seqs": 2, "max_num_batched_tokens": 24},
@@ -41,7 +42,7 @@ def test_logits_are_bit_equal_whatever_the_company(tmp_path: Path, name: str, dt
     write_tiny(name, tmp_path)
     loaded = load_model(tmp_path, dtype=dtype, deterministic=True, plugins=load_plugins())
 
-    def engine(**limits: int) -> LLM:
+    def engine(**limits: Any) -> LLM:
         return LLM.from_loaded(loaded, EngineConfig(**({"num_blocks": 64, "deterministic": True} | limits)))
 
     alone = [run(engine(), (length,))[0] for length in LENGTHS]

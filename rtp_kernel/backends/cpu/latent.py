@@ -163,7 +163,7 @@ def _of_selection(
     mixed = torch.zeros(*q.shape[:2], dims.latent)
     live = torch.nonzero(index >= 0)[:, 0]
     keys = absorb(q, up, dims)
-    for rows in live.split(max(1, MAX_GATHERED // max(1, selection.shape[-1]))):
+    for rows in torch.split(live, max(1, MAX_GATHERED // max(1, selection.shape[-1]))):
         chosen = selection[rows, 0]  # [n, k]
         hidden = (chosen < 0) | (chosen > index[rows, None])
         places = chosen.masked_fill(hidden, 0)
@@ -198,7 +198,7 @@ def _absorbed(
         by_head = hidden.repeat_interleave(q.shape[1], dim=0)
         scores = torch.bmm(flat, latents.transpose(1, 2))[0].mul_(scale).masked_fill_(by_head, float("-inf"))
         weights = torch.softmax(scores, dim=-1).masked_fill_(by_head.all(-1)[:, None], 0.0)
-        mixed[rows] = torch.mm(weights, latents[0, :, : dims.latent]).unflatten(0, (-1, q.shape[1]))
+        mixed[rows] = torch.mm(weights, latents[0, :, : dims.latent]).view_as(mixed[rows])
     out.copy_(unabsorb(mixed, up, dims, q.dtype))
 
 

@@ -20,7 +20,7 @@ from rtp_kernel.ops.latent_attention import LatentDims, latent_attention
 from rtp_kernel.ops.token_index import index_scores
 from rtp_kernel.registry import OpContext
 
-FAST = {"decode": LatentDecode(), "verify": LatentPrefill(), "prefill": LatentPrefill()}
+FAST: dict[str, Any] = {"decode": LatentDecode(), "verify": LatentPrefill(), "prefill": LatentPrefill()}
 WAYS = {"decode and prefill": FAST, "prefill only": dict.fromkeys(FAST, LatentPrefill())}
 FORMS = ("expanded", "absorbed", "selected")
 
@@ -201,7 +201,8 @@ def test_forms_are_taken_where_they_are_cheap() -> None:
 
 def test_where_they_serve() -> None:
     def context(**more: Any) -> OpContext:
-        return OpContext(**{"device": "cpu", "dtype": torch.float32, "regime": "prefill"} | more)
+        options: dict[str, Any] = {"device": "cpu", "dtype": torch.float32, "regime": "prefill"}
+        return OpContext(**options | more)
 
     assert LatentPrefill().supports(context()).ok
     for refused in (context(device="cuda"), context(deterministic=True)):

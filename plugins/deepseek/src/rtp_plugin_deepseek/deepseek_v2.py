@@ -47,6 +47,7 @@ class DeepseekV2Attention(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         heads, hidden, bias = config.num_attention_heads, config.hidden_size, config.attention_bias
+        self.num_heads = heads
         self.nope_dim, self.rope_dim = config.qk_nope_head_dim, config.qk_rope_head_dim
         self.head_dim, self.latent_dim = self.nope_dim + self.rope_dim, config.kv_lora_rank
         self.q_lora_rank = config.q_lora_rank
@@ -91,9 +92,11 @@ class DeepseekV2Attention(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: Rotation, batch: ForwardBatch, state: Mapping[str, StateView]
     ) -> Tensor:
-        queries, q_resid = self.queries(hidden)
-        q_nope, q_rope = queries.unflatten(-1, (-1, self.head_dim)).split([self.nope_dim, self.rope_dim], dim=-1)
-        latent, k_rope = self.kv_a_proj_with_mqa(hidden).split([self.latent_dim, self.rope_dim], dim=-1)
+        q, q_resid = self.queries(hidden)
+        q = q.view(len(hidden), self.num_heads, self.head_dim)  # [tokens, heads, head dim]
+        q_nope, q_rope = torch.split_with_sizes(q, [self.nope_dim, self.rope_dim], dim=-1)
+        compressed = self.kv_a_proj_with_mqa(hidden)
+        latent, k_rope = torch.split_with_sizes(compressed, [self.latent_dim, self.rope_dim], dim=-1)
         latent = self.kv_a_layernorm(latent)  # [tokens, latent dim]
         q_rope, k_rope = self.rotary(q_rope, k_rope.unsqueeze(1), *rotation)
         q_rope, k_rope = q_rope.to(hidden.dtype), k_rope.squeeze(1).to(hidden.dtype)
