@@ -293,12 +293,15 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "linear": ("cpu.rows:TiledLinear", "cpu.linear:WidenedLinear", "cpu.linear:PackedLinear"),
         "rms_norm": ("cpu.elementwise:RmsNorm",),
+        "gated_delta_rule": ("cpu.delta_rule:InPlaceDeltaRule",),
         "rotary": ("cpu.elementwise:RotaryHalf",),
         "rotary_angles": ("cpu.rows:RotaryAngles",),
         "gated_activation": ("cpu.rows:GatedActivation",),
         "write_kv": ("cpu.attention:WriteKv",),
         "paged_attention": (
             "cpu.rows:TiledAttention",
+            "cpu.selected:SelectedPrefill",
+            "cpu.selected:SelectedDecode",
             "cpu.attention:PrefillAttention",
             "cpu.attention:DecodeAttention",
             "flash_attn:FlashAttention",
@@ -309,6 +312,12 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "cpu.latent:LatentDecode",
         ),
         "index_scores": ("cpu.latent_rows:IndexScoreRows", "cpu.latent:IndexScoresDecode"),
+        "grouped_linear": ("cpu.rows:TiledGroups",),
+        "compress": ("cpu.compress_rows:CompressRows",),
+        "compressed_attention": ("cpu.compress_rows:CompressedAttentionRows",),
+        "hyper_connection": ("cpu.hyper_rows:HyperConnectionTiles",),
+        "hyper_expand": ("cpu.hyper_rows:HyperExpandRows",),
+        "hyper_collapse": ("cpu.hyper_rows:HyperCollapseTiles",),
         "route": ("cpu.rows:Route",),
         "experts": ("cpu.rows:TiledExperts", "cpu.moe:GroupedExperts"),
     }

@@ -28,20 +28,21 @@ def causal_conv(
     GLM-5.3). A request's inputs before this step come from its slot; padding rows come out as zeros.
     """
     out = torch.zeros_like(x)
+    taps = weight[:, 0].t().contiguous()  # [kernel, channels]
     tables = batch.groups[state.group]
     assert tables.read is not None and tables.write is not None
     if batch.num_decodes:
-        past = state.data[tables.read[: batch.num_decodes]].to(x.dtype)  # [requests, channels, taps]
+        past = state.data[tables.read[: batch.num_decodes]].to(x.dtype).movedim(-1, 0).contiguous()
         for requests, rows in decode_steps(batch):
-            window = torch.cat((past[requests], x[rows].unsqueeze(-1)), dim=-1)
-            out[rows] = _filter(window.movedim(-1, 0).to(weight.dtype), weight, activation, dilation)[0].to(x.dtype)
-            past[requests] = window[..., 1:]
-            leave_copies(past[requests], rows, state, batch)
-        state.data[tables.write[: batch.num_decodes]] = past.to(state.data.dtype)
+            window = torch.cat((past[:, requests], x[rows].unsqueeze(0)))  # [taps + 1, requests, channels]
+            out[rows] = _filter(window.to(weight.dtype), taps, activation, dilation)[0].to(x.dtype)
+            past[:, requests] = window[1:]
+            leave_copies(window[1:].movedim(0, -1), rows, state, batch)
+        state.data[tables.write[: batch.num_decodes]] = past.movedim(0, -1).to(state.data.dtype)
     for run in prefill_runs(batch, state.group):
         new = range(run.pieces[0][0].start, run.pieces[-1][0].stop)
         inputs = torch.cat((state.data[run.read].t().to(x.dtype), x[new.start : new.stop]))  # [taps + L, channels]
-        out[new.start : new.stop] = _filter(inputs.to(weight.dtype), weight, activation, dilation).to(x.dtype)
+        out[new.start : new.stop] = _filter(inputs.to(weight.dtype), taps, activation, dilation).to(x.dtype)
         ends = [(piece.stop - new.start, slots) for piece, slots in run.pieces]
         for length, slots in (*ends, (len(new), (run.write,))):
             for slot in slots:
@@ -49,10 +50,10 @@ def causal_conv(
     return out
 
 
-def _filter(inputs: Tensor, weight: Tensor, activation: str | None, dilation: int) -> Tensor:
+def _filter(inputs: Tensor, taps: Tensor, activation: str | None, dilation: int) -> Tensor:
     """inputs [taps + L, ..., channels] -> [L, ..., channels], summed as torch's own depthwise convolution sums."""
-    length = inputs.shape[0] - (weight.shape[-1] - 1) * dilation
-    out = inputs[:length] * weight[:, 0, 0]
-    for tap in range(1, weight.shape[-1]):
-        out = torch.addcmul(out, inputs[tap * dilation : tap * dilation + length], weight[:, 0, tap])
+    length = inputs.shape[0] - (len(taps) - 1) * dilation
+    out = inputs[:length] * taps[0]
+    for place, tap in enumerate(taps[1:], 1):
+        out.addcmul_(inputs[place * dilation : place * dilation + length], tap)
     return out if activation is None else activate(out, activation)

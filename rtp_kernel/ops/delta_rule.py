@@ -7,7 +7,8 @@ GLM-5.3). The state is a `StateView` of [slots, value heads, key dim, value dim]
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,86 +48,97 @@ def gated_delta_rule(
     out = q.new_zeros(v.shape)
     tables = batch.groups[state.group]
     assert tables.read is not None and tables.write is not None
-    decodes, split = batch.num_decodes, batch.num_decode_tokens
+    decodes, tokens = batch.num_decodes, Tokens(q, k, v, g, beta)
     if decodes:
-        parts = prepared(q[:split], k[:split], v[:split], g[:split], beta[:split], scale, norm_eps)
+        parts = tokens.rows(slice(batch.num_decode_tokens)).prepared(scale, norm_eps)
         held = state.data[tables.read[:decodes]].float()  # [requests, value heads, key dim, value dim]
         for requests, rows in decode_steps(batch):
-            result, held[requests] = recurrent(*(part[rows] for part in parts), held[requests])
+            result, held[requests] = recurrent(parts.rows(rows), held[requests])
             out[rows] = result.to(out.dtype)
             leave_copies(held[requests], rows, state, batch)
         state.data[tables.write[:decodes]] = held.to(state.data.dtype)
-    for run in prefill_runs(batch, state.group):
-        one = state.data[run.read].float()
-        for rows, copies in run.pieces:
-            for part in segments(rows, SEGMENT if g.dim() == 2 else CHANNEL_SEGMENT):
-                parts = prepared(q[part], k[part], v[part], g[part], beta[part], scale, norm_eps)
-                result, one = advanced(*parts, one)
-                out[part] = result.to(out.dtype)
-            for slot in copies:
-                state.data[slot] = one
-        state.data[run.write] = one
+    prefill(tokens, state, batch, out, scale, norm_eps)
     return out
 
 
-def segments(rows: range, size: int) -> Iterator[slice]:
-    """The rows in pieces of at most `size`."""
-    return (slice(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size))
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What the rule reads of N tokens, shaped as `gated_delta_rule` says."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+
+    def rows(self, rows: slice | Tensor) -> Tokens:
+        return Tokens(self.q[rows], self.k[rows], self.v[rows], self.g[rows], self.beta[rows])
+
+    def prepared(self, scale: float, norm_eps: float | None) -> Tokens:
+        """In float32 and per value head, g as [N, value heads, key dim or 1]; q and k normalised, q scaled."""
+        q, k, v, g = self.q.float(), self.k.float(), self.v.float(), self.g.float()
+        if norm_eps is not None:
+            q, k = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + norm_eps) for part in (q, k))
+        share = v.shape[1] // k.shape[1]
+        q, k = ((part if share == 1 else part.repeat_interleave(share, dim=1)) for part in (q * scale, k))
+        return Tokens(q, k, v, g if g.dim() == 3 else g.unsqueeze(-1), self.beta.float())
 
 
-def prepared(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float, norm_eps: float | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """All in float32 and per value head, g as [T, value heads, key dim or 1]; q and k normalised, q scaled."""
-    q, k, v, g, beta = (part.float() for part in (q, k, v, g, beta))
-    if norm_eps is not None:
-        q, k = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + norm_eps) for part in (q, k))
-    share = v.shape[1] // k.shape[1]
-    q, k = ((part if share == 1 else part.repeat_interleave(share, dim=1)) for part in (q * scale, k))
-    return q, k, v, g if g.dim() == 3 else g.unsqueeze(-1), beta
+def prefill(
+    tokens: Tokens, state: StateView, batch: ForwardBatch, out: Tensor, scale: float, norm_eps: float | None
+) -> None:
+    """The requests behind the decode part, one after the other, into their rows of `out` and their slots."""
+    size = SEGMENT if tokens.g.dim() == 2 else CHANNEL_SEGMENT
+    for run in prefill_runs(batch, state.group):
+        held = state.data[run.read].float()
+        for piece, copies in run.pieces:
+            for start in range(piece.start, piece.stop, size):
+                rows = slice(start, min(start + size, piece.stop))
+                result, held = advanced(tokens.rows(rows).prepared(scale, norm_eps), held)
+                out[rows] = result.to(out.dtype)
+            for slot in copies:
+                state.data[slot] = held
+        state.data[run.write] = held
 
 
-def advanced(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """L tokens of one request in the form that suits them; arguments and results as those of `chunked`."""
-    if len(q) > 1:
-        return chunked(q, k, v, g, beta, state)
-    out, after = recurrent(q, k, v, g, beta, state.unsqueeze(0))
+def advanced(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Consecutive tokens of one request in the form that suits them; arguments and results as those of `chunked`."""
+    if len(tokens.q) > 1:
+        return chunked(tokens, state)
+    out, after = recurrent(tokens, state.unsqueeze(0))
     return out, after[0]
 
 
-def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of each of N requests: `prepared` parts [N, heads, ...] and states [N, heads, key dim, value dim]."""
-    state = state * g.exp().unsqueeze(-1)
-    known = (state * k.unsqueeze(-1)).sum(-2)
-    delta = (v - known) * beta.unsqueeze(-1)
-    state = state + k.unsqueeze(-1) * delta.unsqueeze(-2)
-    return (state * q.unsqueeze(-1)).sum(-2), state
+def recurrent(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of each of N requests, `prepared`, and states [N, heads, key dim, value dim]."""
+    k = tokens.k.unsqueeze(-1)
+    state = state * tokens.g.exp().unsqueeze(-1)
+    delta = (tokens.v - (state * k).sum(-2)) * tokens.beta.unsqueeze(-1)
+    state = state + k * delta.unsqueeze(-2)
+    return (state * tokens.q.unsqueeze(-1)).sum(-2), state
 
 
-def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """L tokens of one request: `prepared` parts [L, heads, ...] and its state [heads, key dim, value dim].
+def chunked(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+    """L tokens of one request, `prepared`, and its state [heads, key dim, value dim]: out [L, heads, value dim], state.
 
     Within a chunk the corrections d solve a unit triangular system (the UT transform of the DeltaNet paper), so that
     only chunks follow each other in a loop.
     """
-    length, value_dim = q.shape[0], v.shape[-1]
-    size = min(length, CHUNK if g.shape[-1] == 1 else CHANNEL_CHUNK)
+    length, value_dim = tokens.q.shape[0], tokens.v.shape[-1]
+    size = min(length, CHUNK if tokens.g.shape[-1] == 1 else CHANNEL_CHUNK)
 
     def chunks(part: Tensor) -> Tensor:
         padded = functional.pad(part, (0, 0, 0, 0, 0, -length % size))
-        return padded.unflatten(0, (-1, size)).movedim(2, 0)  # [heads, chunks, size, dim]
+        return padded.view(-1, size, *part.shape[1:]).movedim(2, 0)  # [heads, chunks, size, dim]
 
-    q, k, v, g, beta = (chunks(part) for part in (q, k, v, g, beta.unsqueeze(-1)))
+    q, k, v, g = (chunks(part) for part in (tokens.q, tokens.k, tokens.v, tokens.g))
+    beta = chunks(tokens.beta.unsqueeze(-1))
     between = decays(g)
     start = g.cumsum(dim=2).exp()  # decay of S from the start of the chunk
-    solved = torch.linalg.solve_triangular(
-        decayed_products(k * beta, k, between),
-        torch.cat((v * beta, k * beta * start), dim=-1),
-        upper=False,
-        unitriangular=True,
-    )
+    inner, system = decayed_products((q, k * beta), k, between)
+    right = torch.cat((v * beta, k * beta * start), dim=-1)
+    solved: Tensor = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     values, reads = solved[..., :value_dim], solved[..., value_dim:]  # corrections, and what of S they read
-    inner = decayed_products(q, k, between)
     q = q * start
     k = k * between[..., -1, :, :]
     decay = start[:, :, -1].unsqueeze(-1)  # [heads, chunks, key dim or 1, 1]
@@ -143,14 +155,22 @@ def decays(g: Tensor) -> Tensor:
 
     Summed for each pair: the difference of two sums from the start of the chunk loses what a strong decay leaves.
     """
-    size = g.shape[-2]
-    later = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1).unsqueeze(-1)  # i > j
-    total = (g.unsqueeze(-2) * later).cumsum(dim=-3)
-    return total.exp().masked_fill(later.transpose(0, 1), 0)
+    size, dim = g.shape[-2:]
+    if dim == 1:
+        later = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1)  # i > j
+        total = (g * later).cumsum(dim=-2)
+        return total.exp_().masked_fill_(later.t(), 0).unsqueeze(-1)
+    total = g.new_full((*g.shape[:-1], size, dim), float("-inf"))
+    total[..., 0, 0, :] = 0
+    for i in range(1, size):
+        torch.add(total[..., i - 1, :i, :], g[..., i, None, :], out=total[..., i, :i, :])
+        total[..., i, i, :] = 0
+    return total.exp_()
 
 
-def decayed_products(a: Tensor, b: Tensor, between: Tensor) -> Tensor:
-    """[..., i, j] = sum over channels of a_i b_j times their decay; a, b [..., size, dim], `between` from `decays`."""
+def decayed_products(lefts: Sequence[Tensor], right: Tensor, between: Tensor) -> Sequence[Tensor]:
+    """Of each left: [..., i, j] = sum over channels of left_i right_j and their decay; left, right [..., size, dim]."""
     if between.shape[-1] == 1:
-        return (a @ b.transpose(-1, -2)) * between.squeeze(-1)
-    return (a.unsqueeze(-2) * b.unsqueeze(-3) * between).sum(-1)
+        return [(a @ right.transpose(-1, -2)) * between.squeeze(-1) for a in lefts]
+    products = (between * right.unsqueeze(-3)) @ torch.stack(tuple(lefts), dim=-1)  # [..., i, j, len(lefts)]
+    return products.unbind(-1)

@@ -201,9 +201,9 @@ class SlotMix:
         if not self.in_place:
             write, spare = spare[:count], spare[count:]
         data[read] = states
-        for request in self.new:
-            data[read[request]] = float("nan")
-            read[request] = 0
+        for fresh in self.new:
+            data[read[fresh]] = float("nan")
+            read[fresh] = 0
         copies = [(self.rows(r).start + n - 1, int(slot)) for (r, n), slot in zip(self.copies, spare, strict=False)]
         snapshots = torch.tensor([*copies, (-1, -1)], dtype=torch.int64)
         group = GroupBatch(read=read, write=write, snapshots=snapshots)
@@ -213,8 +213,7 @@ class SlotMix:
             input_ids=torch.zeros(self.num_tokens, dtype=torch.long),
             index=index,
             positions=index.clamp(min=0),
-            request=torch.repeat_interleave(torch.arange(count + 1), torch.tensor([*self.lens, self.padding]))
-            % max(count, 1),
+            request=request.where(index >= 0, torch.zeros_like(request)),
             query_start=torch.tensor([0, *self.lens]).cumsum(0).int(),
             seq_lens=torch.tensor([n + 7 for n in self.lens], dtype=torch.int32),
             groups=(group,),

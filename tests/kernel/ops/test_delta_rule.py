@@ -12,7 +12,9 @@ from torch import Tensor
 from transformers.models.glm5_next import modeling_glm5_next as glm
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from rtp_kernel.ops.delta_rule import chunked, gated_delta_rule, prepared, recurrent
+from rtp_kernel.backends.cpu.delta_rule import InPlaceDeltaRule
+from rtp_kernel.ops.delta_rule import Tokens, chunked, gated_delta_rule, recurrent
+from rtp_kernel.registry import OpContext, OpSelectionError, default_registry
 
 TOLERANCE = 6e-6
 MIXES = ("prefill", "decode", "mixture", "copies", "drafts", "padding", "empty requests", "nothing real")
@@ -41,14 +43,15 @@ def theirs(parts: Any, state: Tensor, form: str = "recurrent") -> tuple[Tensor, 
     return out[0], after[0]
 
 
-def ours(parts: Any, view: Any, batch: Any, key_dim: int) -> Tensor:
-    return gated_delta_rule(*parts, view, batch, scale=key_dim**-0.5, norm_eps=1e-6)
+def ours(parts: Any, view: Any, batch: Any, key_dim: int, op: Callable[..., Tensor] = gated_delta_rule) -> Tensor:
+    return op(*parts, view, batch, scale=key_dim**-0.5, norm_eps=1e-6)
 
 
+@pytest.mark.parametrize("op", [gated_delta_rule, InPlaceDeltaRule()])
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("heads", HEADS)
-def test_is_that_of_transformers(slot_mixes: Any, name: str, heads: str, channels: bool) -> None:
+def test_is_that_of_transformers(slot_mixes: Any, name: str, heads: str, channels: bool, op: Any) -> None:
     mix, sizes = slot_mixes[name], HEADS[heads]
     parts = draw(mix.num_tokens, sizes, channels)
     for part in parts:
@@ -56,7 +59,7 @@ def test_is_that_of_transformers(slot_mixes: Any, name: str, heads: str, channel
     states = torch.randn(len(mix.lens), *sizes[1:])
     states[list(mix.new)] = 0
     batch, view = mix.build(states)
-    got = ours(parts, view, batch, sizes[2])
+    got = ours(parts, view, batch, sizes[2], op)
 
     def run(request: int, length: int) -> tuple[Tensor, Tensor]:
         start = mix.rows(request).start
@@ -73,13 +76,13 @@ def test_is_that_of_transformers(slot_mixes: Any, name: str, heads: str, channel
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 200])
 def test_chunked_and_recurrent_forms_agree(length: int, channels: bool) -> None:
     sizes = HEADS["shared"]
-    parts = prepared(*draw(length, sizes, channels), sizes[2] ** -0.5, 1e-6)
+    parts = Tokens(*draw(length, sizes, channels)).prepared(sizes[2] ** -0.5, 1e-6)
     before = torch.randn(*sizes[1:])
     outs, state = [], before[None]
     for token in range(length):
-        out, state = recurrent(*(part[token : token + 1] for part in parts), state)
+        out, state = recurrent(parts.rows(slice(token, token + 1)), state)
         outs.append(out)
-    together, after = chunked(*parts, before)
+    together, after = chunked(parts, before)
     assert torch.allclose(together, torch.cat(outs), rtol=0, atol=TOLERANCE)
     assert torch.allclose(after, state[0], rtol=0, atol=TOLERANCE)
 
@@ -88,7 +91,7 @@ def test_chunked_and_recurrent_forms_agree(length: int, channels: bool) -> None:
 def test_chunked_form_is_that_of_transformers(channels: bool) -> None:
     sizes = HEADS["equal"]
     parts, before = draw(150, sizes, channels), torch.randn(*HEADS["equal"][1:])
-    got, after = chunked(*prepared(*parts, sizes[2] ** -0.5, 1e-6), before)
+    got, after = chunked(Tokens(*parts).prepared(sizes[2] ** -0.5, 1e-6), before)
     want, state = theirs(parts, before, "chunk")
     assert torch.allclose(got, want, rtol=0, atol=TOLERANCE)
     assert torch.allclose(after, state, rtol=0, atol=TOLERANCE)
@@ -101,7 +104,7 @@ def test_long_prompts_go_by_segments(slot_mix: Any, channels: bool) -> None:
     batch, view = mix.build(states)
     want, after = theirs(parts, states[0])
     assert torch.allclose(ours(parts, view, batch, sizes[2]), want, rtol=0, atol=TOLERANCE)
-    assert torch.allclose(view.data[batch.groups[0].write[0]], after, rtol=0, atol=TOLERANCE)  # type: ignore[index]
+    assert torch.allclose(view.data[batch.groups[0].write[0]], after, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("gate", [-200.0, 0.0])
@@ -110,8 +113,8 @@ def test_decays_of_nothing_and_of_everything(gate: float) -> None:
     for channels in (False, True):
         q, k, v, g, beta = draw(100, HEADS["equal"], channels)
         g = torch.full_like(g, gate)
-        parts, before = prepared(q, k, v, g, beta, 0.25, 1e-6), torch.randn(*HEADS["equal"][1:])
-        got, after = chunked(*parts, before)
+        before = torch.randn(*HEADS["equal"][1:])
+        got, after = chunked(Tokens(q, k, v, g, beta).prepared(0.25, 1e-6), before)
         want, state = theirs((q, k, v, g, beta), before)
         assert torch.allclose(got, want, rtol=0, atol=TOLERANCE)
         assert torch.allclose(after, state, rtol=0, atol=TOLERANCE)
@@ -129,7 +132,18 @@ def test_state_stays_float32(slot_mixes: Any) -> None:
     mix.check(lambda r, n: run([part[mix.rows(r)] for part in parts], states[r])[1], view, batch, TOLERANCE)
 
 
+def test_large_states_are_taken_in_place() -> None:
+    def chosen(heads: int, deterministic: bool = False) -> str:
+        shapes = {"value heads": heads, "key dim": 128, "value dim": 128}
+        context = OpContext(device="cpu", dtype=torch.float32, shapes=shapes, deterministic=deterministic)
+        return default_registry().select("gated_delta_rule", context).implementation.name
+
+    assert (chosen(1), chosen(2)) == ("reference", "cpu_in_place")
+    with pytest.raises(OpSelectionError, match="place in memory"):
+        chosen(2, deterministic=True)
+
+
 def test_scale_and_norm_are_arguments() -> None:
     q, k, v, g, beta = draw(5, HEADS["equal"], False)
-    q2, k2, *_ = prepared(q, k, v, g, beta, 0.5, None)
-    assert torch.equal(q2, q * 0.5) and torch.equal(k2, k)
+    parts = Tokens(q, k, v, g, beta).prepared(0.5, None)
+    assert torch.equal(parts.q, q * 0.5) and torch.equal(parts.k, k)
