@@ -120,7 +120,8 @@ def noise(model: Any, ids: Sequence[int]) -> float:
 def _cached_logits(model: Any, ids: Sequence[int]) -> Tensor:
     """Logits [tokens, vocabulary], each token in a step of its own over the cache of those before."""
     argument = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
-    rows, cache = [], {}
+    rows: list[Tensor] = []
+    cache: dict[str, Any] = {}
     for place, token in enumerate(ids):
         step = {"input_ids": torch.tensor([[token]]), "position_ids": torch.tensor([[place]])}
         out = model(**step, **cache, use_cache=True)
