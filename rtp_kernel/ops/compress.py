@@ -7,7 +7,8 @@ places. Keys are values: one vector [D] per token or entry, for all heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,6 +44,21 @@ def compress(
     before take part as further tokens, beside the last D of this one. Ahead of a request's first window the buffers
     hold what a new request reads: kv 0 and gate -inf, which is no weight.
     """
+    pool = partial(pooled, bias=bias, overlap=overlap)
+    return each_window(kv, gate, kv_buffer, gate_buffer, batch, ratio, overlap, pool)
+
+
+def each_window(
+    kv: Tensor,
+    gate: Tensor,
+    kv_buffer: StateView,
+    gate_buffer: StateView,
+    batch: ForwardBatch,
+    ratio: int,
+    overlap: bool,
+    pool: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """`compress` with `pool`, which makes entries [windows, D] of kv and gate [windows, places, C], tokens in order."""
     out = kv.new_zeros(len(kv), kv.shape[-1] // 2 if overlap else kv.shape[-1])
     size = places(ratio, overlap)
     for run in slot_runs(batch, kv_buffer.group):
@@ -55,7 +71,7 @@ def compress(
         to_close = ratio - 1 - first % ratio  # new tokens before the first one that closes a window
         if start + to_close < stop:
             kvs, gates = (each[to_close + 1 :].unfold(0, size, ratio).transpose(1, 2) for each in series)
-            out[start + to_close : stop : ratio] = pooled(kvs, gates, bias, overlap)
+            out[start + to_close : stop : ratio] = pool(kvs, gates)
         for each, view in zip(series, (kv_buffer, gate_buffer), strict=True):
             leave(each, first, view, run)
     return out

@@ -21,12 +21,24 @@ def hyper_connection(
     by which they mix with one another: made doubly stochastic by `iterations` steps of Sinkhorn and Knopp, with `eps`
     under each division. post and comb are float32, x has the streams' dtype.
     """
+    mixes = functional.linear(normed(streams, norm_eps), fn.float())  # [T, (2 + n) n]
+    return mixed_in(mixes, streams, base, scale, iterations=iterations, eps=eps)
+
+
+def mixed_in(
+    mixes: Tensor, streams: Tensor, base: Tensor, scale: Tensor, *, iterations: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`hyper_connection` from the product with fn on, mixes [T, (2 + n) n]."""
     count = streams.shape[1]
-    mixes = functional.linear(_normed(streams, norm_eps), fn.float())  # [T, (2 + n) n]
-    sizes = (count, count, count * count)
+    sizes = [count, count, count * count]
     pre, post, comb = (
         part * factor + bias
-        for part, factor, bias in zip(mixes.split(sizes, dim=-1), scale.unbind(), base.split(sizes), strict=True)
+        for part, factor, bias in zip(
+            torch.split_with_sizes(mixes, sizes, dim=-1),
+            scale.unbind(),
+            torch.split_with_sizes(base, sizes),
+            strict=True,
+        )
     )
     x = _collapse(torch.sigmoid(pre) + eps, streams)
     return 2 * torch.sigmoid(post), _doubly_stochastic(comb.unflatten(-1, (count, count)), iterations, eps), x
@@ -41,11 +53,16 @@ def hyper_expand(post: Tensor, comb: Tensor, out: Tensor, streams: Tensor) -> Te
 
 def hyper_collapse(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, eps: float, norm_eps: float) -> Tensor:
     """The weighted sum of the streams after the last layer: fn [n, n H], base [n], scale [1] -> [T, H]."""
-    mixes = functional.linear(_normed(streams, norm_eps), fn.float())  # [T, n]
+    mixes = functional.linear(normed(streams, norm_eps), fn.float())  # [T, n]
+    return collapsed(mixes, streams, base, scale, eps=eps)
+
+
+def collapsed(mixes: Tensor, streams: Tensor, base: Tensor, scale: Tensor, *, eps: float) -> Tensor:
+    """`hyper_collapse` from the product with fn on, mixes [T, n]."""
     return _collapse(torch.sigmoid(mixes * scale.float() + base.float()) + eps, streams)
 
 
-def _normed(streams: Tensor, eps: float) -> Tensor:
+def normed(streams: Tensor, eps: float) -> Tensor:
     """[T, n H] float32 of root mean square 1."""
     flat = streams.flatten(1).float()
     return flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)

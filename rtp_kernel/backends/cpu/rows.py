@@ -127,7 +127,17 @@ class TiledLinear(Deterministic):
         padded = functional.pad(flat, (0, 0, 0, -len(flat) % ROWS))
         parts = [form(padded[start : start + ROWS], weight, bias) for start in range(0, len(flat), ROWS)]
         out = torch.cat(parts)[: len(flat)] if parts else form(flat, weight, bias)
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+class TiledGroups(Deterministic):
+    """Each group's product in tiles of rows."""
+
+    name = "cpu_row_tiles"
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        product, matrices = TiledLinear(), weight.view(x.shape[-2], -1, x.shape[-1])
+        return torch.stack([product(x[..., group, :], matrix) for group, matrix in enumerate(matrices)], dim=-2)
 
 
 class TiledExperts(Deterministic):
