@@ -29,19 +29,15 @@ def mixed_in(
     mixes: Tensor, streams: Tensor, base: Tensor, scale: Tensor, *, iterations: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`hyper_connection` from the product with fn on, mixes [T, (2 + n) n]."""
-    count = streams.shape[1]
+    tokens, count = streams.shape[:2]
     sizes = [count, count, count * count]
-    pre, post, comb = (
-        part * factor + bias
-        for part, factor, bias in zip(
-            torch.split_with_sizes(mixes, sizes, dim=-1),
-            scale.unbind(),
-            torch.split_with_sizes(base, sizes),
-            strict=True,
-        )
-    )
-    x = _collapse(torch.sigmoid(pre) + eps, streams)
-    return 2 * torch.sigmoid(post), _doubly_stochastic(comb.unflatten(-1, (count, count)), iterations, eps), x
+    pre, post, comb = torch.split_with_sizes(mixes, sizes, dim=-1)
+    pre_base, post_base, comb_base = torch.split_with_sizes(base, sizes)
+    pre_scale, post_scale, comb_scale = scale.unbind()
+    x = _collapse(torch.sigmoid(pre * pre_scale + pre_base) + eps, streams)
+    post = 2 * torch.sigmoid(post * post_scale + post_base)
+    comb = (comb * comb_scale + comb_base).view(tokens, count, count)
+    return post, _doubly_stochastic(comb, iterations, eps), x
 
 
 def hyper_expand(post: Tensor, comb: Tensor, out: Tensor, streams: Tensor) -> Tensor:
