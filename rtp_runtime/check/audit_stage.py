@@ -114,9 +114,12 @@ def _differs(session: Session, audit: Audit, tensor: str, target: str) -> bool:
 
 
 def _is_used(session: Session, tensor: str) -> bool:
-    """Whether the reference reads the tensor of this name: what it holds for other inputs than text does not count."""
-    naming = session.reference.naming
-    return (naming.ours_of(tensor) or tensor) in session.reference.used
+    """Whether the reference reads the parameter of this name: what it holds for other inputs than text does not count.
+
+    Nor does a table of values that follow from the config: whether ours are the same, numbers tell.
+    """
+    name = session.reference.naming.ours_of(tensor) or tensor
+    return session.reference.is_parameter(name) and name in session.reference.used
 
 
 def _finding(

@@ -44,6 +44,8 @@ class AttentionCall:
     """[tokens, heads * dim]"""
     window: int | None
     """The most keys that any token of this prompt saw; None where every token saw all before it."""
+    visible: Tensor | None = None
+    """[tokens, 1 or heads, keys] bool where a token sees a selection; keys past the tokens are compressed ones."""
 
 
 @dataclass(slots=True)
@@ -98,9 +100,9 @@ class ModuleRecorder:
         return hook
 
     def _record_user(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """A function that was given a module's parameters stands for the module, if that is not called itself."""
+        """A function that was given a convolution's weight stands for the module, if that is not called itself."""
         if name not in self.capture.calls:
-            self._record(name, inputs, outputs)
+            self._record(name, [_channels_last(t) for t in inputs], [_channels_last(t) for t in outputs])
 
     def _record(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         layer = layer_of(name, self._layers)
@@ -132,7 +134,9 @@ class ModuleRecorder:
             return
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
         rows = output.reshape(self.capture.num_tokens, -1)
-        self.capture.attention[name] = AttentionCall(q, k, v, rows, visible_window(mask))
+        window, visible = seen_through(mask)
+        self.capture.attention[name] = AttentionCall(q, k, v, rows, window, visible)
+        self._producers[_storage(output)] = f"{name}:attention"
         self.capture.order.append(f"{name}:attention")
 
 
@@ -146,6 +150,11 @@ def _as_call(inputs: list[Tensor], outputs: list[Tensor], num_tokens: int) -> Ca
         if row is None and (found := per_entry(tensor, num_tokens)) is not None
     )
     return Call(known[0], known[1], entries)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """[1, channels, tokens], as convolutions want it, with the tokens first."""
+    return tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
 
 
 def _storage(tensor: Tensor) -> int:
@@ -176,8 +185,6 @@ def per_token(tensor: Tensor, num_tokens: int) -> Tensor | None:
         return tensor[0].transpose(0, 1)
     if tensor.ndim == 4 and tensor.shape[0] == 1 and tensor.shape[2] == num_tokens and tensor.dtype == torch.bool:
         return tensor[0].transpose(0, 1)  # which keys each token may see
-    if tensor.ndim == 3 and tensor.shape[0] == 1 and tensor.shape[2] == num_tokens:
-        return tensor[0].transpose(0, 1)  # channels first, as convolutions want them
     if tensor.ndim == 2 and tensor.is_floating_point() and tensor.shape[0] > num_tokens:
         heads, rest = divmod(tensor.shape[0], num_tokens)
         return None if rest else tensor.reshape(num_tokens, heads, -1)  # [tokens * heads, dim]
@@ -192,17 +199,21 @@ def per_entry(tensor: Tensor, num_tokens: int) -> Tensor | None:
     return tensor if fits else None
 
 
-def visible_window(mask: Any) -> int | None:
-    """The most keys that a token sees under an additive or boolean mask [1, 1, tokens, keys]; None if it is causal.
+def seen_through(mask: Any) -> tuple[int | None, Tensor | None]:
+    """(window, selection) of an additive or boolean mask [1, 1 or heads, tokens, keys].
 
-    None too where the keys seen are not those right before the token: a selection, not a window.
+    The window is the most keys that a token sees if these are the last ones before it; None if it sees all of them. The
+    selection is which it sees, [tokens, 1 or heads, keys] bool, where they are neither.
     """
     if not isinstance(mask, Tensor):
-        return None
-    allowed = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] > torch.finfo(mask.dtype).min / 2
-    tokens = allowed.shape[0]
-    allowed = allowed[:, :tokens]  # further keys are compressed ones
-    most = int(allowed.sum(dim=-1).max())
-    distance = torch.arange(tokens)[:, None] - torch.arange(allowed.shape[1])
+        return None, None
+    allowed = mask[0] if mask.dtype == torch.bool else mask[0] > torch.finfo(mask.dtype).min / 2
+    tokens = allowed.shape[1]
+    recent = allowed[:, :, :tokens]
+    most = int(recent[0].sum(dim=-1).max())
+    distance = torch.arange(tokens)[:, None] - torch.arange(recent.shape[-1])
     band = (distance >= 0) & (distance < most)
-    return most if most < tokens and torch.equal(allowed, band) else None
+    if torch.equal(recent, band.expand_as(recent)):
+        window = most if most < tokens else None
+        return window, allowed.transpose(0, 1) if allowed.shape[-1] > tokens else None
+    return None, allowed.transpose(0, 1)

@@ -25,6 +25,14 @@ def describe_coverage(session: Session) -> dict[str, Any]:
         ],
         "longest_prompt": longest,
         "windows": [{"window": window, "crossed_twice": longest > 2 * window} for window in windows],
+        "compressed": [
+            {"tokens_per_entry": ratio, "closed": longest // ratio, "closed_twice": longest // ratio >= 2}
+            for ratio in sorted(session.ours.ratios if session.ours is not None else ())
+        ],
+        "selections": [
+            {"layer": layer, "selected": chosen, "of": seen, "left_out": max(0, seen - chosen)}
+            for layer, (chosen, seen) in sorted(session.selections.items())
+        ],
         "experts": {
             name: {"visited": len(session.experts[name]), "of": total} for name, total in session.num_experts.items()
         },

@@ -97,7 +97,7 @@ def compare_logits(session: Session, case: Case, ours: Tensor, num_tokens: int |
 def compare_tokens(session: Session, case: Case, ours: tuple[int, ...]) -> TokenVerdict:
     """Token by token up to the first difference, which is a tie if the reference's two logits are within noise."""
     spread = float(case.logits.std())
-    for place, (token, wanted) in enumerate(zip(ours, case.continuation, strict=True)):
+    for place, (token, wanted) in enumerate(zip(ours, case.continuation, strict=False)):
         if token != wanted:
             row = case.logits[len(case.prompt) - 1 + place]
             gap = float(row[wanted] - row[token]) / spread if token < len(row) else math.inf
@@ -105,7 +105,7 @@ def compare_tokens(session: Session, case: Case, ours: tuple[int, ...]) -> Token
                 case.name, 1 << 60
             )
             return TokenVerdict(place, tie=tie, wrong=not tie, gap=gap)
-    return TokenVerdict(len(case.continuation))
+    return TokenVerdict(min(len(ours), len(case.continuation)))
 
 
 def note_tokens(session: Session, stage: StageResult, case: Case, verdict: TokenVerdict, where: str) -> None:

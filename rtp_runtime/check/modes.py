@@ -22,9 +22,11 @@ from rtp_runtime.check.rows import RowMatcher
 from rtp_runtime.check.session import Case, Session
 from rtp_runtime.check.splits import FusedOutputs
 
-CHEAP_STEPS = 200
+CHEAP_STEPS = 70
 """Steps that a mode may take on a model of which a step costs little."""
 FEW_STEPS = 16
+MODE_TOKENS = 5
+"""New tokens in modes that run one request after another; the ordinary run goes on longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def run_modes(session: Session, localise: bool = True) -> StageResult:
 def affordable(session: Session, mode: Mode) -> list[Case]:
     """The cases that a mode runs: all while steps are cheap, else the longest ones that fit, at least the shortest."""
     left = float(CHEAP_STEPS if session.reference.is_small else FEW_STEPS)
-    decode = 0 if mode.schedule.together else session.num_new_tokens
+    decode = 0 if mode.schedule.together else min(MODE_TOKENS, session.num_new_tokens)
     chosen = []
     cases = [case for case in session.cases if not case.extra]
     for case in sorted(cases, key=lambda case: len(case.prompt), reverse=True):
@@ -81,13 +83,18 @@ def affordable(session: Session, mode: Mode) -> list[Case]:
     return chosen[::-1] or [min(cases, key=lambda case: len(case.prompt))]
 
 
+def new_tokens(session: Session, mode: Mode) -> int:
+    """Tokens that each request of a mode goes on for."""
+    return session.num_new_tokens if mode.schedule.together else min(MODE_TOKENS, session.num_new_tokens)
+
+
 def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[Case]) -> bool:
     """Compare one mode; whether its numbers were wrong."""
     prompts = {case.name: case.prompt.ids for case in cases}
     try:
         ordinary = mode.schedule == Schedule()
-        run = session.model.run
-        outputs = whole_runs(session) if ordinary else run(prompts, session.num_new_tokens, mode.schedule)
+        run, num_tokens = session.model.run, new_tokens(session, mode)
+        outputs = whole_runs(session) if ordinary else run(prompts, num_tokens, mode.schedule)
     except ModuleError as failure:
         stage.findings.append(raised(session, failure, "modes", f"in mode {mode.name}"))
         return False
@@ -96,7 +103,8 @@ def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[
         output = outputs[case.name]
         verdict = compare_tokens(session, case, output.tokens)
         # After another token, ours and the reference's logits are of different texts.
-        error = compare_logits(session, case, output.logits, len(case.prompt) + verdict.num_equal)
+        fed = min(verdict.num_equal, len(output.tokens) - 1)
+        error = compare_logits(session, case, output.logits, len(case.prompt) + fed)
         stage.measures.append(Measure(case.name, None, mode.name, error.value, allowed, worst_token=error.token))
         if not error.value <= allowed:
             stage.findings.append(logits_finding(session, "modes", error, f"{case.name}, {mode.name}"))
@@ -111,10 +119,10 @@ def probe_mode(session: Session, mode: Mode, cases: Sequence[Case]) -> list[Find
     table = ProbeTable(session.reference.layers, order, session.consumers)
     fused = FusedOutputs(model.module, model.loaded.weights.layout, set(order))
     matcher = RowMatcher({case.name: case.sequence for case in cases})
-    run = ProbeRun(model.module, table, captures, matcher, fused)
+    run = ProbeRun(model.module, table, captures, matcher, fused, model.ratios)
     try:
         with run.attached(model.ops):
-            model.run({case.name: case.prompt.ids for case in cases}, session.num_new_tokens, mode.schedule)
+            model.run({case.name: case.prompt.ids for case in cases}, new_tokens(session, mode), mode.schedule)
     except ModuleError:
         return []
     found = table.findings(session.noise.module_tolerance, "modes", mode.name)

@@ -70,6 +70,11 @@ class OurModel:
     def module(self) -> nn.Module:
         return self.loaded.module
 
+    @property
+    def ratios(self) -> frozenset[int]:
+        """How many tokens one entry of a compressed state stands for, of all such states."""
+        return frozenset(int(getattr(state, "tokens_per_entry", 1)) for *_, state in self.loaded.states.named()) - {1}
+
     def run(
         self,
         prompts: Mapping[str, Sequence[int]],

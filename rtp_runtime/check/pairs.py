@@ -67,6 +67,23 @@ def pair_tensors(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Pairing
     return Pairing(tuple(_aligned(pair) for pair in pairs), tuple(unmatched), tuple(left), selections)
 
 
+def pair_closest(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Pairing:
+    """Match what several calls of a module gave: each of ours with the closest of the reference's, one for each.
+
+    Ours may have more, as a rotary module that makes further tables; what is left over is passed over.
+    """
+    best: dict[int, tuple[float, Pair]] = {}
+    for tensor in map(_once, ours):
+        fits = [(i, _aligned(Pair(tensor, other))) for i, other in enumerate(reference) if _alike(tensor, other)]
+        if fits and len(tensor):
+            apart = [float((pair.ours.flatten(1) - pair.reference.flatten(1)).abs().sum()) for _, pair in fits]
+            nearest = min(range(len(fits)), key=lambda i: apart[i])
+            place, pair = fits[nearest]
+            if place not in best or apart[nearest] < best[place][0]:
+                best[place] = (apart[nearest], pair)
+    return Pairing(tuple(pair for _, pair in best.values()))
+
+
 def _pair_selections(ours: list[Tensor], reference: list[Tensor]) -> tuple[Choices, ...]:
     """Take the selections out of both and pair them in their order; one without a counterpart is passed over."""
     sides = [[tensor for tensor in side if is_selection(tensor)] for side in (ours, reference)]

@@ -41,7 +41,7 @@ class ProbeStage:
             self._fused = FusedOutputs(model.module, model.loaded.weights.layout, set(capture.calls))
         assert self._fused is not None
         matcher = RowMatcher({case.name: case.sequence})
-        run = ProbeRun(model.module, self._table, {case.name: capture}, matcher, self._fused)
+        run = ProbeRun(model.module, self._table, {case.name: capture}, matcher, self._fused, model.ratios)
         try:
             with run.attached(model.ops):
                 model.run({case.name: case.sequence}, 1, keep_logits=False)
@@ -49,6 +49,7 @@ class ProbeStage:
         except ModuleError as failure:
             self._failures.append(raised(session, failure, "probes", f"while it ran {case.name}"))
         session.first_ties |= run.tie_tokens
+        session.note_selections(run.seam.exercised)
         self._called = list(capture.calls)
         self._repeated |= capture.repeated
 
@@ -83,10 +84,15 @@ class ProbeStage:
         stage.findings += [self._odd_layer(name, "the reference") for name in table.layers if name not in ours]
         stage.findings += [self._odd_layer(name, "our model") for name in ours if name not in table.layers]
         self._note_absent(stage, absent)
-        if table.num_ties:
-            stage.notes.append(
-                f"TIE-FLIP: other experts for {table.num_ties} tokens whose scores are equal within noise"
-            )
+        for layer, (chosen, seen) in self._session.selections.items():
+            if seen <= chosen:
+                why = f"it left nothing out: {chosen} of {seen} places; the prompts are too short for it"
+                stage.not_judged.append(NotJudged(f"the selection of layer {layer}", why))
+        for what in ("experts", "places"):
+            if table.num_ties(what):
+                stage.notes.append(
+                    f"TIE-FLIP: other {what} for {table.num_ties(what)} tokens whose scores are equal within noise"
+                )
         judged = [measure for measure in stage.measures if not measure.error > measure.tolerance]
         worst = max(stage.measures, key=lambda measure: measure.error / measure.tolerance, default=None)
         if worst is not None:

@@ -13,8 +13,10 @@ from rtp_runtime.check.compare import RelativeError
 from rtp_runtime.check.names import ATTENTION, layer_of, parent_of, relative_name
 from rtp_runtime.check.pairs import Pairing
 from rtp_runtime.check.report import Finding, Measure
+from rtp_runtime.check.selections import Choices
 
 OUTPUT, INPUT, Q, K, V, CORE, LOGITS = "output", "input", "q", "k", "v", "attention", "logits"
+SELECTION, ENTRIES, FED = "selection", "entries", "given"
 WHAT = {
     OUTPUT: "output",
     INPUT: "input of the layer, before it is replaced by the reference's",
@@ -22,6 +24,9 @@ WHAT = {
     K: "k as attention takes it (after the rotary embedding)",
     V: "v as attention takes it",
     CORE: "attention itself (the output projection's input)",
+    SELECTION: "the places that are selected to be attended to",
+    ENTRIES: "entries of compressed tokens, as they are stored",
+    FED: "what the module is given by the mixing of tokens (attention, recurrence, gate)",
     LOGITS: "logits made of the reference's last hidden state",
 }
 Tolerance = Callable[[str], float]
@@ -47,7 +52,8 @@ class Probe:
     num_changed: int = 0
     """Tokens for which other experts were chosen."""
     num_ties: int = 0
-    routes: bool = False
+    routes: str = ""
+    """What it chooses, if it is a choice."""
 
     @property
     def error(self) -> float:
@@ -59,7 +65,7 @@ class Probe:
         for pair in pairing.pairs:
             if pair.changed is not None and pair.ties is not None:
                 ties |= pair.ties
-                self.routes = True
+                self.routes = "experts"
                 self.num_changed += int(pair.changed.sum())
                 self.num_ties += int(pair.ties.sum())
             rows = keep & ~ties
@@ -68,6 +74,18 @@ class Probe:
             sides = [", ".join(str(list(t.shape[1:])) for t in side) for side in (pairing.unmatched, pairing.available)]
             self.shapes = f"shape per token {sides[0]}, the reference has {sides[1] or 'nothing like it'}"
         return ties
+
+    def add_choices(self, choices: Choices, index: Tensor, changed: Tensor, ties: Tensor) -> None:
+        """Add selections of places; `changed` and `ties`: [rows] bool."""
+        self.routes = "places"
+        self.num_changed += int(changed.sum())
+        self.num_ties += int(ties.sum())
+        one, other = (mask[~ties].float() for mask in choices.sets())
+        self.output.add(one, other, index[~ties])
+
+    @property
+    def compared(self) -> bool:
+        return bool(self.shapes) or self.output.num_tokens > 0 or self.num_ties > 0
 
     def add_inputs(self, pairing: Pairing, index: Tensor, keep: Tensor) -> None:
         """Add one call's inputs; what has no counterpart there is passed over."""
@@ -83,9 +101,9 @@ class Probe:
         parts = []
         if self.routes:
             parts.append(
-                f"other experts for {changed} of {self.output.num_tokens} tokens"
+                f"other {self.routes} for {changed} of {self.output.num_tokens} tokens"
                 if changed
-                else "same experts, other weights"
+                else f"same {self.routes}, other weights"
             )
         parts.append(f"largest at token {self.output.worst_token} ({prompt})")
         return "; ".join(parts)
@@ -112,15 +130,17 @@ class ProbeTable:
         return self._probes.setdefault(key, {}).setdefault(prompt, Probe())
 
     def keys(self) -> list[ProbeKey]:
-        """All probes in execution order."""
-        return sorted(self._probes, key=self.rank)
+        """All probes that compared something, in execution order."""
+        compared = (key for key, probes in self._probes.items() if any(probe.compared for probe in probes.values()))
+        return sorted(compared, key=self.rank)
 
     def judged_modules(self) -> set[str]:
-        return {key.module for key in self._probes}
+        return {key.module for key in self.keys()}
 
-    @property
-    def num_ties(self) -> int:
-        return sum(probe.num_ties for probes in self._probes.values() for probe in probes.values())
+    def num_ties(self, what: str) -> int:
+        """Tokens for which other "experts" or "places" were chosen among equals."""
+        every = (probe for probes in self._probes.values() for probe in probes.values())
+        return sum(probe.num_ties for probe in every if probe.routes == what)
 
     def rank(self, key: ProbeKey) -> float:
         """Place in execution order: a layer's input before all inside it, q, k and v right before their attention."""
@@ -129,8 +149,10 @@ class ProbeTable:
             return self._first_inside.get(key.module, own) - 0.5
         if key.what == LOGITS:
             return own + 0.5
-        if key.what == OUTPUT:
+        if key.what in (OUTPUT, ENTRIES):
             return own
+        if key.what in (FED, SELECTION):
+            return own - 0.25
         return self._rank.get(key.module + ATTENTION, own) - 0.1 * (Q, K, V, CORE)[::-1].index(key.what)
 
     def measures(self, tolerance: Tolerance) -> list[Measure]:
@@ -162,11 +184,13 @@ class ProbeTable:
         """Whether its inputs agree and no fault inside the module explains it. `wrong`: those before it."""
         if key.what == INPUT:
             return not any(self._feeds(other, key.module) for other in wrong)
-        own = self._probes.get(ProbeKey(key.module), {}).get(prompt)
+        # What a module is given by the mixing of tokens is the doing of the block around it.
+        module = parent_of(key.module) if key.what == FED else key.module
+        own = self._probes.get(ProbeKey(module), {}).get(prompt)
         if own is not None and not own.inputs.value <= allowed:
             return False
         causes = [other for other, cause in wrong.items() if cause]
-        inside = [other for other in causes if other.module == key.module or other.module.startswith(f"{key.module}.")]
+        inside = [other for other in causes if other.module == module or other.module.startswith(f"{module}.")]
         # q, k and v are made side by side: one does not explain the other.
         return not [other for other in inside if key.what not in (Q, K, V) or other.what not in (Q, K, V)]
 
@@ -182,6 +206,8 @@ class ProbeTable:
 
     def _culprit(self, key: ProbeKey) -> str:
         """A layer's input is the doing of the module that holds the layers."""
+        if key.what == FED:
+            return parent_of(key.module)
         if key.what != INPUT:
             return key.module
         holder = parent_of(key.module)

@@ -1,7 +1,8 @@
-"""Our side of the probes: hooks on modules named as the reference's, and the op seam, compared while the engine runs.
+"""Our side of the probes: hooks on modules named as the reference's, compared while the engine runs.
 
 Each decoder layer is given the reference's input, so that an error is seen where it arises. Positions, state and
-indices stay the engine's. Nothing of ours is kept: every output is compared at once and dropped.
+indices stay the engine's. Nothing of ours is kept: every output is compared at once and dropped. What ops do is heard
+by `seam.OpSeam`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from rtp_kernel.batch import ForwardBatch
-from rtp_runtime.check.capture import AttentionCall, Call, Capture
+from rtp_runtime.check.capture import Call, Capture
 from rtp_runtime.check.compare import tensors_of
-from rtp_runtime.check.names import layer_of, parent_of
-from rtp_runtime.check.pairs import pair_tensors
-from rtp_runtime.check.probe_table import CORE, INPUT, K, ProbeKey, ProbeTable, Q, V
+from rtp_runtime.check.names import layer_of
+from rtp_runtime.check.pairs import Pairing, pair_closest, pair_tensors
+from rtp_runtime.check.probe_table import FED, INPUT, OUTPUT, ProbeKey, ProbeTable
 from rtp_runtime.check.rows import RowMatcher, Segment
+from rtp_runtime.check.seam import OpSeam
 from rtp_runtime.check.splits import FusedOutputs
 
 Rows = tuple[Tensor, ...]
 
 
 class ProbeRun:
-    """Compares what our model computes in engine steps with captures of the reference, prompt by prompt."""
+    """Compares what our model computes in engine steps with captures of the reference, prompt by prompt.
+
+    `ratios`: how many tokens one entry of a compressed state stands for, of all such states.
+    """
 
     def __init__(
         self,
@@ -35,18 +40,21 @@ class ProbeRun:
         captures: Mapping[str, Capture],
         matcher: RowMatcher,
         fused: FusedOutputs,
+        ratios: frozenset[int] = frozenset(),
     ) -> None:
         self._module = module
-        self._table = table
-        self._captures = captures
+        self.table = table
+        self.captures = captures
         self._matcher = matcher
         self._fused = fused
+        self._ratios = ratios
         self._boundaries = boundaries(next(iter(captures.values())), table.layers)
-        self._segments: list[Segment] | None = None
+        self.segments: list[Segment] = []
         self._num_rows = 0
-        self._ties: dict[tuple[str, int | None], Tensor] = {}
+        self._left_out: dict[tuple[str, int | None], Tensor] = {}
         self.tie_tokens: dict[str, int] = {}
-        """Prompt -> its first token for which experts changed by a tie."""
+        """Prompt -> its first token for which experts or keys changed by a tie."""
+        self.seam = OpSeam(self)
 
     @contextmanager
     def attached(self, ops: Any) -> Iterator[None]:
@@ -57,28 +65,19 @@ class ProbeRun:
             for name, module in self._module.named_modules():
                 for handle in self._hooks(name, module):
                     stack.callback(handle.remove)
-            ops.listener = self
+            ops.listener = self.seam
             stack.callback(setattr, ops, "listener", None)
             yield
 
-    def keys_values(self, component: str, k: Tensor, v: Tensor) -> None:
-        """The op seam: keys and values [tokens, kv heads, dim] that a component writes into its cache."""
-        self._compare_attention(component, K, k, slice(0, len(k)), lambda call: call.k)
-        self._compare_attention(component, V, v, slice(0, len(v)), lambda call: call.v)
-
-    def attention(self, component: str, rows: slice, q: Tensor, output: Tensor) -> None:
-        """The op seam: queries [rows, heads, dim] and what attention makes of them."""
-        self._compare_attention(component, Q, q, rows, lambda call: call.q)
-        self._compare_attention(component, CORE, output, rows, lambda call: call.output)
-
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         batch: ForwardBatch = args[0]
-        self._segments = self._matcher.segments(batch)
+        self.segments = self._matcher.segments(batch)
         self._num_rows = batch.num_tokens
-        self._ties.clear()
+        self._left_out.clear()
+        self.seam.begin(batch)
 
     def _end(self, *_: Any) -> None:
-        self._segments = None
+        self.segments = []
 
     def _hooks(self, name: str, module: nn.Module) -> Iterator[Any]:
         if name in self._boundaries:
@@ -90,19 +89,19 @@ class ProbeRun:
             yield module.register_forward_hook(self._output_hook(name), with_kwargs=True)
 
     def _known(self, name: str) -> bool:
-        return any(name in capture.calls for capture in self._captures.values())
+        return any(name in capture.calls for capture in self.captures.values())
 
     def _holds_layers(self, name: str) -> bool:
-        return any(layer.startswith(f"{name}.") for layer in self._table.layers)
+        return any(layer.startswith(f"{name}.") for layer in self.table.layers)
 
     def _graft(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
-            if self._segments is None or not args:
+            if not self.segments or not args:
                 return None
             hidden = value_of(args[0])
             replaced = hidden.clone()
             for segment, call in self._calls(name):
-                self._compare(ProbeKey(name, INPUT), segment, (hidden,), call.inputs[:1])
+                self.compare(ProbeKey(name, INPUT), segment, (hidden,), call.inputs[:1])
                 wanted = call.inputs[0][segment.index]
                 if wanted.shape[1:] == hidden.shape[1:]:
                     replaced[segment.rows] = wanted.to(hidden)
@@ -114,8 +113,17 @@ class ProbeRun:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             inputs, outputs = self._rows_of((args, kwargs)), self._rows_of([output])
             for segment, call in self._calls(name):
-                self._compare_inputs(ProbeKey(name), segment, inputs, call.inputs)
-                self._compare(ProbeKey(name), segment, outputs, call.outputs)
+                key, capture = ProbeKey(name), self.captures[segment.prompt]
+                self._compare_inputs(key, segment, inputs, call.inputs)
+                if name in capture.computed and self.seam.mixes(name):
+                    self.compare(ProbeKey(name, FED), segment, inputs[:1], call.inputs[:1])
+                if name in capture.repeated:
+                    wanted = [tensor for other in capture.all_calls(name) for tensor in other.outputs]
+                    self._add(key, segment, pair_closest(*self._sides(segment, outputs, tuple(wanted))))
+                elif call.outputs or not call.entries:
+                    self.compare(key, segment, outputs, call.outputs)
+                else:
+                    self._compare_closing(key, segment, outputs, call)
 
         return hook
 
@@ -125,7 +133,7 @@ class ProbeRun:
             for part, tensor in self._fused.split(name, self._rows_of([output])):
                 for segment, call in self._calls(part):
                     self._compare_inputs(ProbeKey(part), segment, inputs, call.inputs)
-                    self._compare(ProbeKey(part), segment, (tensor,), call.outputs)
+                    self.compare(ProbeKey(part), segment, (tensor,), call.outputs)
 
         return hook
 
@@ -133,46 +141,58 @@ class ProbeRun:
         return tuple(t for t in tensors_of(value) if t.ndim and t.shape[0] == self._num_rows)
 
     def _calls(self, name: str) -> Iterator[tuple[Segment, Call]]:
-        for segment in self._segments or ():
-            call = self._captures[segment.prompt].calls.get(name)
+        for segment in self.segments:
+            call = self.captures[segment.prompt].calls.get(name)
             if call is not None:
                 yield segment, call
 
-    def _compare(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
-        pairing = pair_tensors([t[segment.rows] for t in ours], [t[segment.index] for t in reference])
-        ties = self._table.probe(key, segment.prompt).add(pairing, segment.index, self._keep(key, segment))
-        if bool(ties.any()):
-            place = (segment.prompt, layer_of(key.module, self._table.layers))
-            self._ties[place] = ties
-            first = int(segment.index[ties][0])
-            self.tie_tokens[segment.prompt] = min(first, self.tie_tokens.get(segment.prompt, first))
+    @staticmethod
+    def _sides(segment: Segment, ours: Rows, reference: Rows) -> tuple[list[Tensor], list[Tensor]]:
+        return [t[segment.rows] for t in ours], [t[segment.index] for t in reference]
+
+    def compare(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
+        """Compare our rows of the step [rows, …] with the reference's of the prompt [tokens, …]."""
+        self._add(key, segment, pair_tensors(*self._sides(segment, ours, reference)))
+
+    def _add(self, key: ProbeKey, segment: Segment, pairing: Pairing) -> None:
+        ties = self.table.probe(key, segment.prompt).add(pairing, segment.index, self.keep(key.module, segment))
+        self.leave_out(key.module, segment, ties)
+
+    def _compare_closing(self, key: ProbeKey, segment: Segment, outputs: Rows, call: Call) -> None:
+        """Entries of compressed tokens, which stand in the rows of the tokens that complete them."""
+        num_tokens = self.captures[segment.prompt].num_tokens
+        ratio = next((r for r in self._ratios if num_tokens // r == len(call.entries[0])), None)
+        if ratio is not None:
+            self.compare_entries(key, segment, outputs, call.entries, ratio)
+
+    def compare_entries(self, key: ProbeKey, segment: Segment, ours: Rows, entries: Rows, ratio: int) -> None:
+        """Compare our rows of tokens that close an entry of `ratio` tokens with the reference's [entries, …]."""
+        closing = (segment.index + 1) % ratio == 0
+        if bool(closing.any()):
+            place = (segment.index[closing] + 1) // ratio - 1
+            pairing = pair_tensors([t[segment.rows[closing]] for t in ours], [t[place] for t in entries])
+            keep = torch.ones(len(place), dtype=torch.bool)
+            self.table.probe(key, segment.prompt).add(pairing, segment.index[closing], keep)
 
     def _compare_inputs(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
-        pairing = pair_tensors([t[segment.rows] for t in ours], [t[segment.index] for t in reference])
-        self._table.probe(key, segment.prompt).add_inputs(pairing, segment.index, self._keep(key, segment))
+        pairing = pair_tensors(*self._sides(segment, ours, reference))
+        probe = self.table.probe(key, segment.prompt)
+        probe.add_inputs(pairing, segment.index, self.keep(key.module, segment))
 
-    def _keep(self, key: ProbeKey, segment: Segment) -> Tensor:
-        """[rows] bool: tokens of this layer whose experts are the reference's."""
-        ties = self._ties.get((segment.prompt, layer_of(key.module, self._table.layers)))
-        return torch.ones(len(segment.rows), dtype=torch.bool) if ties is None else ~ties
+    def keep(self, module: str, segment: Segment) -> Tensor:
+        """[rows] bool: tokens of this layer whose experts and keys are the reference's."""
+        out = self._left_out.get((segment.prompt, layer_of(module, self.table.layers)))
+        return torch.ones(len(segment.index), dtype=torch.bool) if out is None else ~out[segment.index]
 
-    def _compare_attention(
-        self, component: str, what: str, ours: Tensor, rows: slice, pick: Callable[[AttentionCall], Tensor]
-    ) -> None:
-        for segment in self._segments or ():
-            found = self._attention_call(component, segment.prompt)
-            if found is None:
-                continue
-            here = (segment.rows >= rows.start) & (segment.rows < rows.stop)
-            part = Segment(segment.prompt, segment.rows[here] - rows.start, segment.index[here])
-            self._compare(ProbeKey(found[0], what), part, (ours.flatten(1),), (pick(found[1]).flatten(1),))
-
-    def _attention_call(self, component: str, prompt: str) -> tuple[str, AttentionCall] | None:
-        """The reference's attention call by the module in which our component stands."""
-        calls, name = self._captures[prompt].attention, component
-        while name and name not in calls:
-            name = parent_of(name)
-        return (name, calls[name]) if name else None
+    def leave_out(self, module: str, segment: Segment, ties: Tensor) -> None:
+        """From now on in this layer and step, leave out the rows `ties` [rows] bool: they chose among equals."""
+        if not bool(ties.any()):
+            return
+        place = (segment.prompt, layer_of(module, self.table.layers))
+        length = self.captures[segment.prompt].num_tokens
+        self._left_out.setdefault(place, torch.zeros(length, dtype=torch.bool))[segment.index[ties]] = True
+        first = int(segment.index[ties].min())
+        self.tie_tokens[segment.prompt] = min(first, self.tie_tokens.get(segment.prompt, first))
 
 
 def boundaries(capture: Capture, layers: Mapping[str, int]) -> set[str]:
@@ -186,3 +206,6 @@ def boundaries(capture: Capture, layers: Mapping[str, int]) -> set[str]:
 def value_of(residual: Any) -> Tensor:
     """The residual stream as one tensor: a tensor, or an object whose `value()` is."""
     return residual if isinstance(residual, Tensor) else residual.value()
+
+
+__all__ = ["OUTPUT", "ProbeRun", "boundaries", "value_of"]

@@ -1,4 +1,4 @@
-"""The op seam: a table of ops whose attention tells a listener what it was given and what it gave back.
+"""The op seam: a table of ops that tells a listener what some of them were given and what they gave back.
 
 Model files hold nothing for it, and without a listener an op is called as it is.
 """
@@ -6,31 +6,42 @@ Model files hold nothing for it, and without a listener an op is called as it is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from rtp_kernel.registry import OpFunction, OpTable
 
-ATTENTION_OPS = ("write_kv", "paged_attention")
+HEARD = frozenset(
+    {
+        "write_kv",
+        "write_state",
+        "paged_attention",
+        "latent_attention",
+        "compressed_attention",
+        "select",
+        "causal_conv",
+        "gated_delta_rule",
+        "lightning_attention",
+    }
+)
+"""Ops that are told of, and every op whose name ends in `SCORES`."""
+SCORES = "_scores"
 
 
-class AttentionListener(Protocol):
-    """Whoever wants to know of attention. `rows` are the step's token rows that a call served."""
+class Listener(Protocol):
+    """Whoever wants to know of ops, by the component that called."""
 
-    def keys_values(self, component: str, k: Tensor, v: Tensor) -> None: ...
-
-    def attention(self, component: str, rows: slice, q: Tensor, output: Tensor) -> None: ...
+    def heard(self, component: str, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None: ...
 
 
 class RecordingOps(OpTable):
-    """An `OpTable` that selects as any other and wraps what the attention ops return."""
+    """An `OpTable` that selects as any other and wraps what some ops return."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.listener: AttentionListener | None = None
+        self.listener: Listener | None = None
 
     def select(
         self,
@@ -43,29 +54,14 @@ class RecordingOps(OpTable):
         dtype: torch.dtype | None = None,
     ) -> OpFunction:
         function = super().select(component, op, regime=regime, shapes=shapes, options=options, dtype=dtype)
-        if op == "write_kv":
-            return self._recording(function, functools.partial(self._tell_keys_values, component))
-        if op == "paged_attention":
-            return self._recording(function, functools.partial(self._tell_attention, component))
-        return function
+        return self._recording(component, op, function) if op in HEARD or op.endswith(SCORES) else function
 
-    def _recording(
-        self, function: OpFunction, tell: Callable[[AttentionListener, tuple[Any, ...], Any], None]
-    ) -> OpFunction:
+    def _recording(self, component: str, op: str, function: OpFunction) -> OpFunction:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             if self.listener is not None:
-                tell(self.listener, args, result)
+                self.listener.heard(component, op, args, kwargs, result)
             return result
 
         return call
-
-    @staticmethod
-    def _tell_keys_values(component: str, listener: AttentionListener, args: tuple[Any, ...], result: Any) -> None:
-        listener.keys_values(component, args[0], args[1])
-
-    @staticmethod
-    def _tell_attention(component: str, listener: AttentionListener, args: tuple[Any, ...], result: Any) -> None:
-        q, _, _, span = args[:4]
-        listener.attention(component, slice(span.rows.start, span.rows.stop), q, result)

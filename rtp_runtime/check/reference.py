@@ -119,6 +119,10 @@ class Reference:
             if name not in stored:
                 yield self.naming.ours_of(name) or name, buffer
 
+    def is_parameter(self, name: str) -> bool:
+        """Whether a parameter has this name."""
+        return any((self.naming.ours_of(other) or other) == name for other, _ in self.model.named_parameters())
+
     def stored_names(self) -> set[str]:
         """Parameters and buffers that a checkpoint holds."""
         return {self.naming.ours_of(name) or name for name in self.model.state_dict()}

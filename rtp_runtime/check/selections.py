@@ -27,16 +27,31 @@ class Choices:
     reference: Tensor
 
     def sets(self) -> tuple[Tensor, Tensor]:
-        """Both as [rows, groups, places] bool."""
+        """Both as [rows, groups, places] bool. Where one side has a choice per head, each group's first is taken."""
         width = max(_width(self.ours), _width(self.reference))
         one, other = _as_mask(self.ours, width), _as_mask(self.reference, width)
+        if other.shape[1] > one.shape[1] > 1:
+            other = other[:, :: other.shape[1] // one.shape[1]]
         groups = max(one.shape[1], other.shape[1])
         return one.expand(-1, groups, -1), other.expand(-1, groups, -1)
 
     @property
-    def comparable(self) -> bool:
-        """Whether their groups fit together."""
-        return len({_groups(self.ours), _groups(self.reference)} - {1}) < 2
+    def of_tokens(self) -> bool:
+        """Whether both are masks over tokens, which several places may have been expanded to."""
+        return self.ours.dtype == self.reference.dtype == torch.bool
+
+    def row(self, place: int) -> Choices:
+        """One row alone."""
+        return Choices(self.ours[place : place + 1], self.reference[place : place + 1])
+
+    def in_places(self, tokens_per_place: int) -> Choices:
+        """Masks over tokens as masks over the places that hold them."""
+        if tokens_per_place == 1:
+            return self
+        one, other = self.sets()
+        extra = -one.shape[-1] % tokens_per_place
+        padded = (torch.nn.functional.pad(mask, (0, extra)) for mask in (one, other))
+        return Choices(*(mask.reshape(*mask.shape[:2], -1, tokens_per_place).any(dim=-1) for mask in padded))
 
     @property
     def changed(self) -> Tensor:
@@ -52,34 +67,24 @@ def tied(choices: Choices, scores: Tensor, k: int) -> Tensor:
         scores: ours, [rows, groups, places] float32, -inf = not visible; places as in `choices`.
     """
     one, other = choices.sets()
+    groups = max(one.shape[1], scores.shape[1])
+    one, other, scores = (tensor.expand(-1, groups, -1) for tensor in (one, other, scores))
     width = scores.shape[-1]
-    disputed = (one ^ other)[..., :width]  # [rows, groups, places]
-    outside = (one ^ other)[..., width:].flatten(1).any(dim=-1)
+    disputed = one ^ other  # [rows, groups, places]
+    if disputed[..., width:].any():
+        return torch.zeros(len(one), dtype=torch.bool)
+    disputed = torch.nn.functional.pad(disputed, (0, max(0, width - disputed.shape[-1])))[..., :width]
     even = (one & ~other).sum(dim=-1) == (other & ~one).sum(dim=-1)  # as many in as out
     cut = scores.topk(min(k, width), dim=-1).values[..., -1:]  # [rows, groups, 1]
     near = (scores - cut).abs() <= units(cut)
     legal = (near | ~disputed).all(dim=-1) & even & torch.isfinite(cut[..., 0])
-    unchanged = ~disputed.any(dim=-1)
-    return (legal | unchanged).all(dim=-1) & ~outside
-
-
-def cut_is_tied(scores: Tensor, k: int) -> Tensor:
-    """[rows] bool: whether the k-th best score and the one after it are equal within rounding, in any group."""
-    if scores.shape[-1] <= k:
-        return torch.zeros(len(scores), dtype=torch.bool)
-    best = scores.topk(k + 1, dim=-1).values
-    last, after = best[..., k - 1], best[..., k]
-    return (torch.isfinite(after) & (last - after <= units(last))).any(dim=-1)
+    return (legal | ~disputed.any(dim=-1)).all(dim=-1)
 
 
 def units(scores: Tensor) -> Tensor:
     """`TIE_UNITS` units in the last place of each float32 score."""
     size = scores.abs()
     return TIE_UNITS * (torch.nextafter(size, torch.full_like(size, torch.inf)) - size)
-
-
-def _groups(tensor: Tensor) -> int:
-    return tensor.shape[1] if tensor.ndim == 3 else 1
 
 
 def _width(tensor: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,8 @@ class Session:
     experts: dict[str, set[int]] = field(default_factory=dict)
     """Module that chose -> the experts that some token was routed to."""
     num_experts: dict[str, int] = field(default_factory=dict)
+    selections: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Layer -> (places that it selects, places that it selected them from at most)."""
     first_ties: dict[str, int] = field(default_factory=dict)
     """Prompt -> its first token whose experts changed by a tie; logits from there on say nothing."""
     noisy: set[str] = field(default_factory=set)
@@ -85,6 +87,11 @@ class Session:
         """Length of the continuations: steps of large models are dear."""
         wanted = self.options.num_new_tokens
         return wanted if self.reference.is_small else min(wanted, NEW_TOKENS_OF_LARGE)
+
+    def note_selections(self, exercised: Mapping[int, tuple[int, int]]) -> None:
+        """Keep, of each layer that selects, from how many places it did."""
+        for layer, (chosen, seen) in exercised.items():
+            self.selections[layer] = (chosen, max(seen, self.selections.get(layer, (chosen, 0))[1]))
 
     def rank_after_layers(self) -> float:
         """Place right after the last decoder layer."""

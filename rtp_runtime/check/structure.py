@@ -19,12 +19,14 @@ class LayerKind:
     """Relative names of the modules with parameters that run in such a layer."""
     sub_blocks: tuple[str, ...]
     """Those that stand directly in the layer."""
+    sees: str
+    """How far a token sees, in words."""
     window: int | None
     layers: tuple[int, ...]
 
     def describe(self, common: set[str]) -> str:
         """Attention and the modules that set it apart; `common`: those that every kind has."""
-        sees = "full attention" if self.window is None else f"window {self.window}"
+        sees = self.sees
         own = [name for name in self.modules if name not in common]
         return f"{sees} ({', '.join(own[:3])}{', …' if len(own) > 3 else ''})" if own else sees
 
@@ -32,20 +34,30 @@ class LayerKind:
 def layer_kinds(modules: Mapping[str, nn.Module], capture: Capture, layers: Mapping[str, int]) -> list[LayerKind]:
     """The kinds of layers of the reference, in order of their first layer."""
     called = parametered(modules, capture.calls)
-    kinds: dict[tuple[tuple[str, ...], int | None], list[int]] = {}
+    kinds: dict[tuple[tuple[str, ...], str, int | None], list[int]] = {}
     for layer, index in layers.items():
         names = tuple(relative_name(name, layers) for name in called if name.startswith(f"{layer}."))
-        kinds.setdefault((names, layer_window(capture, layer)), []).append(index)
+        kinds.setdefault((names, *layer_sight(capture, layer)), []).append(index)
     return [
-        LayerKind(names, tuple(name for name in names if "." not in name), window, tuple(indices))
-        for (names, window), indices in kinds.items()
+        LayerKind(names, tuple(name for name in names if "." not in name), sees, window, tuple(indices))
+        for (names, sees, window), indices in kinds.items()
     ]
 
 
-def layer_window(capture: Capture, layer: str) -> int | None:
-    """How many keys a token of this layer saw in the capture; None = all."""
+def layer_sight(capture: Capture, layer: str) -> tuple[str, int | None]:
+    """How a token of this layer saw others in the capture, in words, and the window, if that is what it was."""
     calls = [call for name, call in capture.attention.items() if name == layer or name.startswith(f"{layer}.")]
-    return calls[0].window if calls else None
+    if not calls:
+        return "recurrent, no attention", None
+    window, visible = calls[0].window, calls[0].visible
+    sees = "full attention" if window is None else f"window {window}"
+    if visible is None:
+        return sees, window
+    compressed = visible.shape[-1] - visible.shape[0]
+    if not compressed:
+        return "selected tokens", None
+    some = int(visible[-1, 0, visible.shape[0] :].sum()) < compressed
+    return f"{sees} and {'selected' if some else 'all'} compressed entries", window
 
 
 def parametered(modules: Mapping[str, nn.Module], called: Iterable[str]) -> list[str]:

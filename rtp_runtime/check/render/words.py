@@ -61,6 +61,13 @@ def coverage_rows(report: CheckReport) -> list[tuple[str, str]]:
     rows = [("prompts", f"{len(coverage.get('prompts', ()))}, of {lengths} tokens" if lengths else "none")]
     for entry in coverage.get("windows", ()):
         rows.append((f"window {entry['window']}", "crossed twice" if entry["crossed_twice"] else "not crossed twice"))
+    for entry in coverage.get("compressed", ()):
+        rows.append((f"one entry for {entry['tokens_per_entry']} tokens", f"{entry['closed']} windows closed"))
+    for entry in coverage.get("selections", ()):
+        what = f"{entry['selected']} of up to {entry['of']} places"
+        rows.append(
+            (f"selection in layer {entry['layer']}", what if entry["left_out"] else f"{what}: left nothing out")
+        )
     experts = coverage.get("experts", {})
     if experts:
         full = sum(entry["visited"] == entry["of"] for entry in experts.values())
