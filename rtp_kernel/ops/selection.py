@@ -1,7 +1,7 @@
 """Sparse attention in two steps: score and select, then attend to the selection.
 
 A selection is int64 [N, groups, k]: for each query row, and for each group of heads that shares it (1, or the number of
-kv heads), the places (token index, or entry index of a compressed state) that the query attends to; -1 = none.
+kv heads), the places (token index, or entry index of a compressed state) that the query attends to, each once, or -1.
 """
 
 from __future__ import annotations

@@ -58,9 +58,11 @@ def test_a_head_group_sees_its_own_selection(mix: Any) -> None:
 
 def test_forms_that_see_every_token_refuse() -> None:
     _, table = bound(1)
-    (choice, *_) = [choice for choice in table.choices if choice.op == "paged_attention"]
-    reasons = {name: " ".join(why) for name, why in choice.refused}
-    assert choice.implementation == "reference"
+    choices = {choice.regime: choice for choice in table.choices if choice.op == "paged_attention"}
+    reasons = {name: " ".join(why) for name, why in choices["decode"].refused}
+    taken = {regime: choice.implementation for regime, choice in choices.items()}
+    prefill = "cpu_selected_prefill"
+    assert taken == {"decode": "cpu_selected_decode", "verify": prefill, "prefill": prefill}
     assert all("every token" in reasons[name] for name in ("cpu_decode_sdpa", "cpu_prefill_sdpa", "flash_attn"))
     with pytest.raises(OpSelectionError, match='deterministic implementation of op "paged_attention"'):
         bound(1, deterministic=True)
