@@ -1,4 +1,4 @@
-"""Latent attention and the token indexer in a deterministic engine: logits are bit-equal whatever the company."""
+"""DeepSeek's attention and what goes with it in a deterministic engine: logits are bit-equal whatever the company."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(llm: LLM, lengths: tuple[int, ...]) -> list[Tensor]:
     return [part for part in logits if part is not None]
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v32"])
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v32", "deepseek_v4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_bit_equal_whatever_the_company(tmp_path: Path, name: str, dtype: str) -> None:
     write_tiny(name, tmp_path)
