@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_matches_transformers(variant: str) -> None:
     check_tiny("qwen4_exp", **VARIANTS[variant])
+
+
+def _topk_to_the_lower_place(self: Tensor, k: int, dim: int = -1) -> SimpleNamespace:
+    values, indices = torch.sort(self, dim=dim, descending=True, stable=True)
+    return SimpleNamespace(values=values.narrow(dim, 0, k), indices=indices.narrow(dim, 0, k))
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_few_index_heads(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then many scores are 0 and tie, which the reference leaves to torch; here it takes the earlier block too."""
+    monkeypatch.setattr(Tensor, "topk", _topk_to_the_lower_place)
+    check_tiny("qwen4_exp", indexer_n_heads=heads)
 
 
 @pytest.mark.parametrize("ratio", [2, 4])
