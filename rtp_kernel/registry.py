@@ -296,6 +296,7 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "rms_norm": ("cpu.elementwise:RmsNorm",),
         "gated_rms_norm": ("cpu.slot_rows:GatedRmsNormRows",),
         "causal_conv": ("cpu.slot_rows:CausalConvRows",),
+        "lightning_attention": ("cpu.slot_rows:LightningAttentionRows",),
         "delta_gates": ("cpu.slot_rows:DeltaGatesRows",),
         "gated_delta_rule": ("cpu.slot_rows:GatedDeltaRuleRows", "cpu.delta_rule:InPlaceDeltaRule"),
         "rotary": ("cpu.elementwise:RotaryHalf",),

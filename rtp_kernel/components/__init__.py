@@ -10,7 +10,7 @@ from rtp_kernel.components.hyper_connection import HyperConnection, HyperHead
 from rtp_kernel.components.latent_attention import LatentAttention, LatentUp
 from rtp_kernel.components.lightning_attention import LightningAttention
 from rtp_kernel.components.linear import GroupedLinear, Linear, MergedLinear
-from rtp_kernel.components.linear_attention import CausalConv, GatedDeltaRule, GatedRMSNorm
+from rtp_kernel.components.linear_attention import CausalConv, DeltaGates, GatedDeltaRule, GatedRMSNorm
 from rtp_kernel.components.mlp import Activation, Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
@@ -28,6 +28,7 @@ __all__ = [
     "CausalConv",
     "Component",
     "CompressedAttention",
+    "DeltaGates",
     "Embedding",
     "EntryIndexer",
     "Experts",

@@ -9,7 +9,7 @@ from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.components.base import Binding, Component, parameter
 from rtp_kernel.ops.activation import check_activation
 from rtp_kernel.ops.conv import causal_conv
-from rtp_kernel.ops.delta_rule import gated_delta_rule
+from rtp_kernel.ops.delta_rule import delta_gates, gated_delta_rule
 from rtp_kernel.ops.norm import gated_rms_norm
 from rtp_kernel.registry import OpFunction
 
@@ -92,6 +92,25 @@ class GatedDeltaRule(Component):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={size}" for name, size in self._shapes.items())
+
+
+class DeltaGates(Component):
+    """a, b [T, value heads] -> log decay g (float32) and beta, like a: -exp(A_log) softplus(a + dt_bias), sigmoid(b).
+
+    A_log and dt_bias [value heads] are arguments: the reference holds them in the layer itself.
+    """
+
+    def __init__(self, num_value_heads: int) -> None:
+        super().__init__()
+        self.num_value_heads = num_value_heads
+        self._op: OpFunction = delta_gates
+
+    def bind(self, binding: Binding) -> None:
+        self._op = binding.op("delta_gates", shapes={"value heads": self.num_value_heads})
+
+    def forward(self, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: N803
+        g, beta = self._op(a, b, A_log, dt_bias)
+        return g, beta
 
 
 class GatedRMSNorm(Component):

@@ -61,6 +61,14 @@ def gated_delta_rule(
     return out
 
 
+def delta_gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: N803
+    """g = -exp(A_log) softplus(a + dt_bias) in float32 and beta = sigmoid(b) in b's dtype; a, b [T, heads].
+
+    A_log, dt_bias [heads], in whatever dtype the model holds them (Qwen3NextGatedDeltaNet).
+    """
+    return -A_log.float().exp() * functional.softplus(a.float() + dt_bias), b.sigmoid()
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """What the rule reads of N tokens, shaped as `gated_delta_rule` says."""

@@ -40,7 +40,7 @@ class Deterministic:
         )
 
 
-def _chunks(rows: int, width: int) -> Iterator[slice]:
+def row_chunks(rows: int, width: int) -> Iterator[slice]:
     """Slices of rows of `width` elements that one thread computes without a tail; single rows where that cannot be."""
     step = max(1, SERIAL // width) if width % LANES == 0 else 1
     for start in range(0, rows, step):
@@ -57,7 +57,7 @@ class GatedActivation(Deterministic):
     ) -> Tensor:
         parts = [
             activation.gated_activation(gate[rows].contiguous(), up[rows], name, limit, alpha)
-            for rows in _chunks(len(gate), gate.shape[-1])
+            for rows in row_chunks(len(gate), gate.shape[-1])
         ]
         return torch.cat(parts) if parts else torch.zeros_like(gate)
 
@@ -76,7 +76,7 @@ class RotaryAngles(Deterministic):
         axes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         width = 2 * inv_freq.shape[0]
-        slices = list(_chunks(positions.shape[-1], width)) or [slice(0, 0)]
+        slices = list(row_chunks(positions.shape[-1], width)) or [slice(0, 0)]
         parts = [rotary.rotary_angles(positions[..., rows], inv_freq, attention_factor, dtype, axes) for rows in slices]
         return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
@@ -89,7 +89,7 @@ class Route(Deterministic):
     def __call__(
         self, logits: Tensor, bias: Tensor | None, *, ids: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        slices = list(_chunks(*logits.shape)) or [slice(0, 0)]
+        slices = list(row_chunks(*logits.shape)) or [slice(0, 0)]
         parts = [moe.route(logits[rows], bias, ids=None if ids is None else ids[rows], **options) for rows in slices]
         return torch.cat([weights for weights, _ in parts]), torch.cat([ids for _, ids in parts])
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rtp_kernel.batch import Build, ForwardBatch, ModelState, StateView
 from rtp_kernel.components import (
     Attention,
     CausalConv,
+    DeltaGates,
     Embedding,
     Gate,
     GatedDeltaRule,
@@ -105,6 +105,7 @@ class Qwen3NextGatedDeltaNet(nn.Module):
         self.make_in_projections(config)
         self.dt_bias = parameter(self.num_v_heads)
         self.A_log = parameter(self.num_v_heads)
+        self.gates = DeltaGates(self.num_v_heads)
         self.delta_rule = GatedDeltaRule(self.num_k_heads, self.num_v_heads, self.head_k_dim, self.head_v_dim)
         self.norm = GatedRMSNorm(self.head_v_dim, config.rms_norm_eps)
         self.out_proj = Linear(self.value_dim, config.hidden_size)
@@ -133,8 +134,7 @@ class Qwen3NextGatedDeltaNet(nn.Module):
         q, k, v = mixed_qkv.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
         q, k = (part.unflatten(-1, (-1, self.head_k_dim)) for part in (q, k))  # [tokens, key heads, dim]
         v = v.unflatten(-1, (-1, self.head_v_dim))
-        beta = b.sigmoid()
-        g = -self.A_log.float().exp() * functional.softplus(a.float() + self.dt_bias)  # log decay, float32
+        g, beta = self.gates(a, b, self.A_log, self.dt_bias)  # log decay in float32, and how much is written
         core_attn_out = self.delta_rule(q, k, v, g, beta, batch, state["state"])
         output: Tensor = self.out_proj(self.norm(core_attn_out, z).flatten(1))
         return output
