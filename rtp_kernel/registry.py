@@ -301,10 +301,12 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gated_delta_rule": ("cpu.slot_rows:GatedDeltaRuleRows", "cpu.delta_rule:InPlaceDeltaRule"),
         "rotary": ("cpu.elementwise:RotaryHalf",),
         "rotary_angles": ("cpu.rows:RotaryAngles",),
+        "activation": ("cpu.rows:Activation",),
         "gated_activation": ("cpu.rows:GatedActivation",),
         "write_kv": ("cpu.attention:WriteKv",),
         "paged_attention": (
             "cpu.rows:TiledAttention",
+            "cpu.selected_rows:SelectedRows",
             "cpu.selected:SelectedPrefill",
             "cpu.selected:SelectedDecode",
             "cpu.attention:PrefillAttention",
@@ -323,6 +325,7 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "hyper_connection": ("cpu.hyper_rows:HyperConnectionTiles",),
         "hyper_expand": ("cpu.hyper_rows:HyperExpandRows",),
         "hyper_collapse": ("cpu.hyper_rows:HyperCollapseTiles",),
+        "block_index_scores": ("cpu.selected_rows:BlockIndexRows",),
         "route": ("cpu.rows:Route",),
         "experts": ("cpu.rows:TiledExperts", "cpu.moe:GroupedExperts"),
     }

@@ -62,6 +62,17 @@ class GatedActivation(Deterministic):
         return torch.cat(parts) if parts else torch.zeros_like(gate)
 
 
+class Activation(Deterministic):
+    """The reference in contiguous chunks of rows."""
+
+    name = "cpu_row_chunks"
+
+    def __call__(self, x: Tensor, name: str) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        parts = [activation.activation(flat[rows].contiguous(), name) for rows in row_chunks(*flat.shape)]
+        return torch.cat(parts).view_as(x) if parts else torch.zeros_like(x)
+
+
 class RotaryAngles(Deterministic):
     """The reference in chunks of rows."""
 
