@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ from toy.numbers import VOCAB, ToyConfig
 
 from rtp_runtime.engine import EngineConfig, RequestOutput, SamplingParams
 from rtp_runtime.engine.engine import Engine
+from rtp_runtime.errors import UsageError
+from rtp_runtime.state import SlotState, Snapshots, StateDescriptors
 
 CONFIG = ToyConfig((4,))
 COUNT = 6
@@ -251,6 +254,45 @@ def test_requests_of_different_salts_share_nothing(loaded: Any) -> None:
         assert output.token_ids == continuation(prompt)
         hits.append(output.num_cached_tokens)
     assert hits == [0, 0, 0, 28, 28, 0, 28]
+
+
+def with_slots(states: StateDescriptors, **policy: Any) -> StateDescriptors:
+    """The states with other policies for slots."""
+    return StateDescriptors(
+        [
+            {name: replace(state, **policy) if isinstance(state, SlotState) else state for name, state in layer.items()}
+            for layer in states
+        ]
+    )
+
+
+def test_policies_are_chosen_by_name(loaded: Any) -> None:
+    everywhere = Snapshots(prompt_end=False, branch=False, latest=False, every=4)
+    loaded.state_policies = {
+        "dense": with_slots(loaded.states, retention=everywhere, capacity=1.0),
+        "private": with_slots(loaded.states, reuse="none"),
+    }
+    shared = drawn(10, 37)
+    prompts = [(*shared, *drawn(130 + k, 11)) for k in range(3)]
+    found = {}
+    for policy in (None, "dense", "private"):
+        engine = engine_of(loaded, state_policy=policy, num_blocks=90)
+        outputs = [run(engine, [prompt])[0] for prompt in prompts]
+        check(outputs, prompts)
+        found[policy] = [output.num_cached_tokens for output in outputs]
+        returns_all(engine)
+    assert found == {None: [0, 0, 36], "dense": [0, 36, 36], "private": [0, 0, 0]}
+    with pytest.raises(UsageError, match="'sparse' is not registered for this model; registered are: 'dense', 'priv"):
+        engine_of(loaded, state_policy="sparse")
+
+
+def test_weights_and_declarations_are_part_of_every_key(loaded: Any) -> None:
+    def first(**changes: Any) -> bytes:
+        other = SimpleNamespace(**(vars(loaded) | changes))
+        return engine_of(other)._namespace
+
+    names = [first(), first(fingerprint="other"), first(dtype=torch.bfloat16)]
+    assert len(set(names)) == 3 and first() == names[0]
 
 
 def test_a_budget_bounds_what_is_kept(loaded: Any) -> None:

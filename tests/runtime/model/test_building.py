@@ -23,7 +23,7 @@ from rtp_runtime.model import LoadedModel, load_model
 from rtp_runtime.model.registry import ModelDefinition
 from rtp_runtime.plugins import Plugins
 from rtp_runtime.plugins.registries import Extension
-from rtp_runtime.state import PagedState, StateDescriptors
+from rtp_runtime.state import PagedState, StateDescriptors, WindowState
 from rtp_runtime.weights import FromCheckpoint, Layout, Permute, Tie, Weight, WeightDescriptors
 
 ORIGIN = Origin("toy", "rtp-plugin-toy", "1.2")
@@ -61,6 +61,7 @@ class Load:
         states: Callable[[Any], Any] | None = None,
         accepts: Callable[[Any], Any] | None = None,
         layouts: Callable[[Any], Any] | None = None,
+        policy: Callable[[Any], Any] | None = None,
         stored: dict[str, torch.Tensor] | None = None,
         **options: Any,
     ) -> LoadedModel:
@@ -77,10 +78,14 @@ class Load:
             module.__dict__["accepts"] = accepts
         if layouts is not None:
             module.__dict__["layouts"] = layouts
+        if policy is not None:
+            module.__dict__["policy"] = policy
         self.monkeypatch.setitem(sys.modules, "toy_module", module)
         definition = ModelDefinition("Toy", LazyTarget("toy_module", None, ORIGIN))
         extra = (Extension("Toy", "turned", LazyTarget("toy_module", "layouts", ORIGIN)),) if layouts else ()
-        return load_model(self.directory, plugins=Plugins(models=(definition,), weights=extra), **options)
+        added = (Extension("Toy", "brief", LazyTarget("toy_module", "policy", ORIGIN)),) if policy else ()
+        plugins = Plugins(models=(definition,), weights=extra, states=added)
+        return load_model(self.directory, plugins=plugins, **options)
 
 
 @pytest.fixture
@@ -209,6 +214,19 @@ def test_a_layout_that_a_plugin_adds(load: Load) -> None:
     assert torch.equal(module.proj.logical("weight"), stored["proj.turned"].T)
     with pytest.raises(PluginError, match="returned no WeightDescriptors"):
         load(layouts=lambda config: Layout("x", ()), stored=stored)
+
+
+def test_a_policy_of_states_that_a_plugin_adds(load: Load) -> None:
+    brief = PagedState(axes={"kv": 2}, reuse="none", capacity=0.25)
+    loaded = load(policy=lambda config: StateDescriptors([{"kv": brief}]))
+    assert loaded.states[0]["kv"].reuse == "prefix"
+    assert loaded.state_policies["brief"][0]["kv"] == brief
+    others = [{"kv": PagedState(axes={"kv": 3})}, {"k": brief}, {"kv": WindowState(axes={"kv": 2}, window=4)}]
+    for other in others:
+        with pytest.raises(PluginError, match="under other policies: its layers, names, kinds, axes and dtypes"):
+            load(policy=lambda config, other=other: StateDescriptors([other]))
+    with pytest.raises(PluginError, match="state policy 'brief' of Toy failed: ZeroDivisionError"):
+        load(policy=lambda config: 1 // 0)
 
 
 def test_a_tie_shares_memory_and_its_parameter_counts_as_described(load: Load) -> None:
