@@ -95,9 +95,19 @@ class ModuleRecorder:
 
     def _hook(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self._record(name, list(tensors_of((args, kwargs))), list(tensors_of([output])))
+            inputs, outputs = list(tensors_of((args, kwargs))), list(tensors_of([output]))
+            if isinstance(module, nn.Conv1d):
+                inputs, outputs = ([self._tokens_of(t, module) for t in side] for side in (inputs, outputs))
+            self._record(name, inputs, outputs)
 
         return hook
+
+    def _tokens_of(self, tensor: Tensor, module: nn.Conv1d) -> Tensor:
+        """What a causal convolution is given or gives, [1, channels, places], without what pads it in front."""
+        places, count = _channels_last(tensor), self.capture.num_tokens
+        if tensor.ndim != 3:
+            return places
+        return places[:, :count] if any(module.padding) else places[:, -count:]
 
     def _record_user(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """A function that was given a convolution's weight stands for the module, if that is not called itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -92,6 +92,21 @@ def compare_logits(session: Session, case: Case, ours: Tensor, num_tokens: int |
     if num_tokens is not None:
         end = min(end, num_tokens)
     return logits_error(ours[:end], case.logits[:end]) if end else LogitsError(0.0, None)
+
+
+def compare_logprobs(session: Session, case: Case, ours: Sequence[float]) -> LogitsError:
+    """Log probabilities of the continuation's first tokens, as an error of logits.
+
+    Of a log probability, the token's own logit and the sum over all may both be off, so half its error is compared.
+    """
+    start, spread = len(case.prompt) - 1, float(case.logits.std())
+    rows = case.logits[start : start + len(ours)].log_softmax(dim=-1)  # [tokens, vocab]
+    wanted = [float(row[token]) for row, token in zip(rows, case.continuation, strict=False)]
+    errors = [abs(one - other) / spread / 2 for one, other in zip(ours, wanted, strict=True)]
+    limit = session.first_ties.get(case.name, len(case.logits)) - start
+    errors = errors[: max(0, limit)]
+    worst = max(range(len(errors)), key=lambda place: errors[place], default=None)
+    return LogitsError(0.0, None) if worst is None else LogitsError(errors[worst], start + worst)
 
 
 def compare_tokens(session: Session, case: Case, ours: tuple[int, ...]) -> TokenVerdict:

@@ -1,12 +1,15 @@
-"""The execution modes: the same prompts in chunks, token by token, in company, and after preemption."""
+"""The execution modes: the same prompts in chunks, token by token, in company, after preemption, from kept prefixes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rtp_runtime.check.compare import LogitsError
 from rtp_runtime.check.logits_stage import (
     compare_logits,
+    compare_logprobs,
     compare_tokens,
     logits_finding,
     note_tokens,
@@ -17,7 +20,7 @@ from rtp_runtime.check.ours import ModuleError, Schedule
 from rtp_runtime.check.probe_stage import raised
 from rtp_runtime.check.probe_table import ProbeTable
 from rtp_runtime.check.probes import ProbeRun
-from rtp_runtime.check.report import Finding, Measure, StageResult
+from rtp_runtime.check.report import Finding, Measure, NotJudged, StageResult
 from rtp_runtime.check.rows import RowMatcher
 from rtp_runtime.check.session import Case, Session
 from rtp_runtime.check.splits import FusedOutputs
@@ -53,6 +56,8 @@ MODES = (
     ),
 )
 
+AGAIN = Mode("again from a cached prefix", Schedule(), 1 / 32)
+
 
 def run_modes(session: Session, localise: bool = True) -> StageResult:
     """Every mode over as many prompts as the model's size allows; with `localise` the first wrong one is probed."""
@@ -62,6 +67,7 @@ def run_modes(session: Session, localise: bool = True) -> StageResult:
         if _run_mode(session, stage, mode, cases) and localise:
             stage.findings = [*probe_mode(session, mode, cases), *stage.findings]
             localise = False
+    _run_again_mode(session, stage)
     summarise_logits(stage)
     names = {measure.column for measure in stage.measures}
     stage.summary = f"{len(names)} execution modes; {stage.summary}"
@@ -110,6 +116,35 @@ def _run_mode(session: Session, stage: StageResult, mode: Mode, cases: Sequence[
             stage.findings.append(logits_finding(session, "modes", error, f"{case.name}, {mode.name}"))
         note_tokens(session, stage, case, verdict, mode.name)
     return len(stage.findings) > num_findings
+
+
+def _run_again_mode(session: Session, stage: StageResult) -> None:
+    """Each prompt a second time, from what the first run left: it must be found, and the tokens be the same."""
+    cases = affordable(session, AGAIN)
+    num_tokens = new_tokens(session, AGAIN)
+    try:
+        outputs = session.model.run_twice({case.name: case.prompt.ids for case in cases}, num_tokens)
+    except ModuleError as failure:
+        stage.findings.append(raised(session, failure, "modes", f"in mode {AGAIN.name}"))
+        return
+    if not any(again.keeps for again in outputs.values()):
+        stage.not_judged.append(NotJudged(AGAIN.name, "the engine keeps nothing of this model's states"))
+        return
+    longest = max(cases, key=lambda case: len(case.prompt))
+    for case in cases:
+        again = outputs[case.name]
+        if case is longest and not again.num_cached_tokens:
+            missed = f"{case.name}: its second run found nothing of its first"
+            stage.findings.append(
+                logits_finding(session, "modes", LogitsError(math.inf, None), missed, "cached prefix")
+            )
+        verdict = compare_tokens(session, case, again.tokens)
+        error = compare_logprobs(session, case, again.logprobs[: verdict.num_equal])
+        allowed = session.noise.logits_tolerance
+        stage.measures.append(Measure(case.name, None, AGAIN.name, error.value, allowed, worst_token=error.token))
+        if not error.value <= allowed:
+            stage.findings.append(logits_finding(session, "modes", error, f"{case.name}, {AGAIN.name}"))
+        note_tokens(session, stage, case, verdict, AGAIN.name)
 
 
 def probe_mode(session: Session, mode: Mode, cases: Sequence[Case]) -> list[Finding]:

@@ -51,6 +51,19 @@ class Requests:
     keep_logits: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The second run of a prompt."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of these tokens."""
+    num_cached_tokens: int
+    """Tokens of the prompt that were not computed again."""
+    keeps: bool
+    """Whether the engine keeps anything of this model for requests to come."""
+
+
 class ModuleError(Exception):
     """Our model raised while it ran. `module`: the innermost module that was entered."""
 
@@ -101,6 +114,25 @@ class OurModel:
                 raise ModuleError(entered[-1] if entered else "", error) from error
         return outputs
 
+    def run_twice(self, prompts: Mapping[str, Sequence[int]], num_new_tokens: int) -> dict[str, Again]:
+        """Each prompt twice in an engine that keeps what the first run computed; what the second run gave.
+
+        Raises:
+            ModuleError: the model, or what feeds it, raised.
+        """
+        found: dict[str, Again] = {}
+        with _entered_modules(self.module) as entered:
+            try:
+                for name, ids in prompts.items():
+                    requests = Requests({name: ids}, num_new_tokens, keep_logits=False)
+                    engine = self._engine(requests, Schedule({"prefix_caching": True, "max_chunk_tokens": 64}))
+                    found[name] = _run_again(engine, list(ids), num_new_tokens)
+            except RtpError:
+                raise
+            except Exception as error:
+                raise ModuleError(entered[-1] if entered else "", error) from error
+        return found
+
     def free(self) -> None:
         """Give up weights that are kept besides the form that is computed with."""
         from rtp_kernel.components.base import components
@@ -125,6 +157,7 @@ class OurModel:
             "max_num_seqs": len(lengths),
             "max_num_batched_tokens": max(sum(lengths), len(lengths)),
             "max_model_len": longest,
+            "prefix_caching": False,
         }
         return Engine(self.loaded, EngineConfig(**(limits | dict(schedule.limits))))
 
@@ -147,6 +180,20 @@ def _run_group(engine: Engine, requests: Requests, schedule: Schedule) -> dict[s
                 victims.remove(victim)
                 victims.append(victim)
     return {name: _output(engine.output(name)) for name in requests.prompts}
+
+
+def _run_again(engine: Engine, ids: list[int], num_new_tokens: int) -> Again:
+    from rtp_runtime.engine.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=num_new_tokens, ignore_eos=True, logprobs=0)
+    for name in ("first", "again"):
+        engine.add(ids, params, request_id=name)
+        while engine.has_work:
+            engine.step()
+    output = engine.output("again")
+    tokens = tuple(output.token_ids)
+    chosen = tuple(place[token].logprob for place, token in zip(output.logprobs or (), tokens, strict=True))
+    return Again(tokens, chosen, output.num_cached_tokens, engine.stats.prefix_lookups > 0)
 
 
 def _output(output: RequestOutput) -> Output:
