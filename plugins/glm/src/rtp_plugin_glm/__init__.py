@@ -19,3 +19,4 @@ def rtp_register_models(models: ModelRegistry) -> None:
     models.add("Glm4MoeForCausalLM", "rtp_plugin_glm.glm4_moe")
     models.add("Glm4MoeLiteForCausalLM", "rtp_plugin_glm.glm4_moe_lite")
     models.add("GlmMoeDsaForCausalLM", "rtp_plugin_glm.glm_moe_dsa")
+    models.add("Glm5NextForConditionalGeneration", "rtp_plugin_glm.glm5_next")

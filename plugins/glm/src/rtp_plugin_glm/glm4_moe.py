@@ -73,10 +73,12 @@ class Glm4MoeTopkRouter(TopKRouter):
 
 
 class Glm4MoeMoE(nn.Module):
-    def __init__(self, config: Any, limit: float | None = None) -> None:
+    """Routed experts beside shared ones, which are one MLP. `limit` clamps what both gate."""
+
+    def __init__(self, config: Any, *, activation: str | None = None, limit: float | None = None) -> None:
         super().__init__()
         hidden, intermediate = config.hidden_size, config.moe_intermediate_size
-        self.experts = Experts(config.n_routed_experts, hidden, intermediate, config.hidden_act, limit)
+        self.experts = Experts(config.n_routed_experts, hidden, intermediate, activation or config.hidden_act, limit)
         self.gate = Glm4MoeTopkRouter(config)
         self.shared_experts = GatedMLP(hidden, intermediate * config.n_shared_experts, config.hidden_act, limit=limit)
 
@@ -160,7 +162,8 @@ def fused_expert_weights(config: Any, sparse: Over) -> list[Descriptor]:
 def skip_predictions(config: Any) -> Skip:
     """The layers that the hub's files hold behind the last one."""
     served = "|".join(str(layer) for layer in range(config.num_hidden_layers))
-    return Skip(rf"model\.layers\.(?!(?:{served})\.)\d+\..*", "multi-token prediction, which drafts tokens")
+    pattern = rf"model\.(language_model\.)?layers\.(?!({served})\.)\d+\..*"
+    return Skip(pattern, "multi-token prediction, which drafts tokens")
 
 
 def moe_weight_descriptors(config: Any, common: list[Descriptor], sparse: Sequence[int]) -> WeightDescriptors:
@@ -171,8 +174,6 @@ def moe_weight_descriptors(config: Any, common: list[Descriptor], sparse: Sequen
     shared = mlp_weights(LAYER + "mlp.shared_experts.", hidden, intermediate * config.n_shared_experts, routed)
     plain = mlp_weights(LAYER + "mlp.", hidden, config.intermediate_size, {"layer": dense})
     common = [*common, *plain, *shared, *router_weights(config, routed), skip_predictions(config)]
-    if not sparse:
-        return WeightDescriptors(*common)
     fused = Layout("fused experts", (*common, *fused_expert_weights(config, routed)))
     return WeightDescriptors(*common, *hub_expert_weights(config, routed), others=[fused])
 

@@ -86,18 +86,14 @@ class Glm4MoeLiteAttention(nn.Module):
         return output
 
 
-def make_mlp(config: Any, layer: int, limit: float | None = None) -> nn.Module:
-    """The routed or the dense block of a layer, by `mlp_layer_types`."""
-    if config.mlp_layer_types[layer] == "sparse":
-        return Glm4MoeMoE(config, limit)
-    return GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act, limit=limit)
-
-
 class Glm4MoeLiteDecoderLayer(nn.Module):
     def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
         self.self_attn = self.make_attention(config, layer)
-        self.mlp = make_mlp(config, layer)
+        if config.mlp_layer_types[layer] == "sparse":
+            self.mlp: nn.Module = Glm4MoeMoE(config)
+        else:
+            self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
