@@ -11,7 +11,7 @@ import pytest
 from rtp_runtime.testing.compare import check_plugin, check_tiny
 from rtp_runtime.testing.tiny_models import rope, write_tiny
 
-STRETCHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+STRETCHED: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS: dict[str, dict[str, Any]] = {
     "a dense layer before routed ones": {},
     "queries without a low rank, biases, tied head": {
