@@ -37,7 +37,10 @@ def run(llm: LLM, prompts: Sequence[list[int]]) -> list[Tensor]:
     return [logits for name in ids if (logits := llm.engine.output(name).logits) is not None]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("qwen3_next", "float32"), ("qwen3_5", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("qwen3_next", "float32"), ("qwen3_5", "bfloat16"), ("qwen4_exp", "float32"), ("qwen4_exp", "bfloat16")],
+)
 def test_deterministic_logits_are_bit_equal_in_every_mode(name: str, dtype: str, tmp_path: Path) -> None:
     write_tiny(name, tmp_path, linear_num_key_heads=1, linear_num_value_heads=3)
     loaded = load_model(tmp_path, dtype=dtype, deterministic=True, plugins=load_plugins())
@@ -54,14 +57,14 @@ def test_deterministic_logits_are_bit_equal_in_every_mode(name: str, dtype: str,
 
 def test_large_states_are_updated_in_place(tmp_path: Path) -> None:
     sizes = {"linear_key_head_dim": 96, "linear_value_head_dim": 90, "num_hidden_layers": 2}
-    overrides = {**sizes, "layer_types": ["linear_attention", "full_attention"]}
+    overrides: dict[str, Any] = {**sizes, "layer_types": ["linear_attention", "full_attention"]}
     write_tiny("qwen3_5", tmp_path, **overrides)
     choices = load_model(tmp_path, dtype="float32", plugins=load_plugins()).ops.choices
     assert "cpu_in_place" in {choice.implementation for choice in choices if choice.op == "gated_delta_rule"}
     check_tiny("qwen3_5", **overrides)
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe", "qwen4_exp"])
 def test_a_reused_prefix_changes_nothing(name: str, tmp_path: Path) -> None:
     """Requests that begin alike start from a snapshot of both states and the blocks of the full layer."""
     write_tiny(name, tmp_path)
@@ -78,8 +81,9 @@ def test_a_reused_prefix_changes_nothing(name: str, tmp_path: Path) -> None:
     assert (cached, 0) == tokens(caching=False) and hits > 0
 
 
-def test_bfloat16_is_as_near_to_float32_as_the_reference(tmp_path: Path) -> None:
-    model = write_tiny("qwen3_5", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen4_exp"])
+def test_bfloat16_is_as_near_to_float32_as_the_reference(name: str, tmp_path: Path) -> None:
+    model = write_tiny(name, tmp_path)
     (prompt,) = draw(50)
     ids = torch.tensor([prompt])
     with torch.no_grad():

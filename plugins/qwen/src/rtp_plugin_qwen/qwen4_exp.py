@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rtp_kernel.batch import Build, ForwardBatch, ModelState, StateView
 from rtp_kernel.components import (
+    Activation,
     Attention,
     BlockMeans,
     Embedding,
     EntryIndexer,
+    Gate,
     GatedRMSNorm,
     Linear,
     RMSNorm,
@@ -131,16 +132,17 @@ class Qwen4ExpTextGatedResidual(nn.Module):
         self.input_mix_weight_down = Linear(streams * hidden, config.hc_lowrank)
         self.input_mix_weight_up = Linear(config.hc_lowrank, streams * hidden)
         self.block_inject_weight = Linear(streams * hidden, streams) if use_combine else None
+        self.silu, self.sigmoid, self.mix = Activation("silu"), Activation("sigmoid"), Gate("sigmoid")
 
     def forward(self, hyper_input: Tensor) -> Any:
         """[tokens, streams * hidden] -> [tokens, hidden]; to combine, the input and weights [tokens, streams] too."""
         normed = self.hc_norm(hyper_input)
-        mix = functional.silu(self.input_mix_weight_down(normed) / self.hc_count)
-        mix = torch.sigmoid(self.input_mix_weight_up(mix))
-        mixed_input = (mix * normed).unflatten(-1, (self.hc_count, self.hidden_size)).mean(dim=-2)
+        low = self.silu(self.input_mix_weight_down(normed) / self.hc_count)
+        mixed = self.mix(self.input_mix_weight_up(low), normed)
+        mixed_input = mixed.unflatten(-1, (self.hc_count, self.hidden_size)).mean(dim=-2)
         if self.block_inject_weight is None:
             return mixed_input
-        return mixed_input, hyper_input, 2 * torch.sigmoid(self.block_inject_weight(normed) / self.hc_count)
+        return mixed_input, hyper_input, 2 * self.sigmoid(self.block_inject_weight(normed) / self.hc_count)
 
 
 def inject(hyper_input: Tensor, output: Tensor, weights: Tensor) -> Tensor:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.components import CausalConv, Embedding, Linear, PreviousTokens, RMSNorm, parameter
+from rtp_kernel.components import Activation, CausalConv, Embedding, Linear, PreviousTokens, RMSNorm, parameter
 from rtp_runtime.state import SlotState
 from rtp_runtime.weights import Concat, Descriptor, FromCheckpoint, Weight
 
@@ -87,6 +86,7 @@ class Qwen4ExpTextPLELayer(nn.Module):
         self.norm_conv = RMSNorm(hidden, eps, 1.0, groups=streams)
         kernel = config.ple_conv_kernel_size
         self.conv1d = CausalConv(streams * hidden, kernel, None, dilation=config.ngram_size)
+        self.silu, self.sigmoid = Activation("silu"), Activation("sigmoid")
 
     def forward(self, hidden: Tensor, batch: ForwardBatch, state: Mapping[str, StateView]) -> Tensor:
         """hidden [tokens, streams * hidden] -> what is added to it."""
@@ -96,10 +96,9 @@ class Qwen4ExpTextPLELayer(nn.Module):
         query = self.norm_query(hidden).unflatten(-1, streams)
         gate = (key * query).sum(dim=-1, keepdim=True) / math.sqrt(self.hidden_size)  # [tokens, streams, 1]
         gate = gate.abs().clamp_min(1e-6).sqrt() * gate.sign()
-        gated_value = (torch.sigmoid(gate) * self.value_proj(embeddings).unsqueeze(-2)).flatten(-2)
-        output: Tensor = gated_value + functional.silu(
-            self.conv1d(self.norm_conv(gated_value), batch, state["ple_conv"])
-        )
+        weights = self.sigmoid(gate.squeeze(-1)).unsqueeze(-1)
+        gated_value = (weights * self.value_proj(embeddings).unsqueeze(-2)).flatten(-2)
+        output: Tensor = gated_value + self.silu(self.conv1d(self.norm_conv(gated_value), batch, state["ple_conv"]))
         return output
 
 
