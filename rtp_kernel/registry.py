@@ -313,6 +313,7 @@ _BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "cpu.attention:DecodeAttention",
             "flash_attn:FlashAttention",
         ),
+        "select": ("cpu.selection:Select",),
         "latent_attention": (
             "cpu.latent_rows:LatentRows",
             "cpu.latent:LatentPrefill",
