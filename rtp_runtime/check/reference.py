@@ -210,11 +210,15 @@ class Reference:
     def continuation(self, ids: Sequence[int], num_tokens: int) -> Continuation:
         """Greedy tokens after a prompt; end-of-sequence ids do not stop it.
 
-        One prefill, then one token at a time through the cache, with every position said.
+        One prefill, then one token at a time through the cache, with every position said; or with no cache where the
+        reference has none for such layers.
         """
         question = ("continuation", tuple(ids), num_tokens)
         if question not in self.known:
-            self.known[question] = self._continue(list(ids), num_tokens)
+            try:
+                self.known[question] = self._continue(list(ids), num_tokens)
+            except ValueError:  # transformers' cache counts its tokens by attention layers, and refuses without any
+                self.known[question] = self.continuation_by_full_forwards(ids, num_tokens)
         known: Continuation = self.known[question]
         return known
 
