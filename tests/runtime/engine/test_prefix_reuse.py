@@ -216,17 +216,17 @@ def test_rejected_drafts_are_not_published(loaded: Any, depth: int, wrong: int) 
 
 
 def test_what_follows_a_stop_is_not_published(loaded: Any) -> None:
-    prompt = drawn(7, 18)
+    prompt = drawn(7, 20)
     tokens = continuation(prompt)
     assert tokens[1] not in tokens[:1]
     stop = SamplingParams(max_tokens=COUNT, stop_token_ids=[tokens[1]])
     engine = engine_of(loaded, Script([prompt], 100))
     (output,) = run(engine, [prompt], stop)
     assert output.token_ids == tokens[:2]
-    # 18 tokens and the 2 that stand; drafts beyond them were fed and right.
-    node = engine._state.prefixes
-    assert node is not None
-    assert max(each.end for each in node._nodes.values()) == 20
+    # 20 tokens and the 2 that stand; two drafts beyond them were fed and right, and would fill the next unit.
+    prefixes = engine._state.prefixes
+    assert prefixes is not None
+    assert max(node.end for node in prefixes._nodes.values()) == 20
     returns_all(engine)
 
 
