@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from rtp_runtime.errors import RtpError
 from rtp_runtime.model import load_model
 from rtp_runtime.plugins import load_plugins
-from rtp_runtime.testing.compare import check_plugin, check_tiny
+from rtp_runtime.testing.compare import Case, assert_export_complete, assert_logits_match, check_tiny
 from rtp_runtime.testing.tiny_models import rope, write_tiny
 
 SLIDING, CSA, HCA = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
@@ -37,10 +37,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one sliding layer": layers(SLIDING),
     "one CSA layer": layers(CSA),
     "one HCA layer": layers(HCA, hashed=1),
-    "a window that is no multiple of the rates": {"sliding_window": 7, "compress_rates": rates(2, 5)},
-    "rates 3 and 5, a window of two tokens": {"sliding_window": 2, "compress_rates": rates(3, 5)},
-    "an entry for each token": {**layers(CSA, HCA), "compress_rates": rates(1, 1)},
-    "windows longer than most prompts": {"compress_rates": rates(16, 64), "sliding_window": 100},
+    "a window that is no multiple of the rates, two streams": {
+        "sliding_window": 7,
+        "compress_rates": rates(2, 5),
+        "hc_mult": 2,
+        "hc_sinkhorn_iters": 3,
+        "hc_eps": 1e-3,
+    },
+    "rates 3 and 5, a window of two tokens, one entry selected": {
+        "sliding_window": 2,
+        "compress_rates": rates(3, 5),
+        "index_topk": 1,
+    },
+    "an entry for each token, one stream": {
+        **layers(CSA, HCA),
+        "compress_rates": rates(1, 1),
+        "hc_mult": 1,
+        "hc_sinkhorn_iters": 1,
+    },
+    "windows longer than most prompts, more selected than there is": {
+        "compress_rates": rates(16, 64),
+        "sliding_window": 100,
+        "index_topk": 200,
+    },
     "odd sizes": {
         "num_attention_heads": 3,
         "o_groups": 3,
@@ -50,12 +69,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 18,
         "index_n_heads": 17,
     },
-    "one group, no tables of token ids": {**layers(HCA, CSA, SLIDING), "o_groups": 1},
-    "one stream": {"hc_mult": 1, "hc_sinkhorn_iters": 1},
-    "two streams": {"hc_mult": 2, "hc_sinkhorn_iters": 3, "hc_eps": 1e-3},
-    "one entry selected": {"index_topk": 1},
-    "more entries selected than there are": {"index_topk": 200},
-    "sigmoid scores, biases, no clamp in reach": {"scoring_func": "sigmoid", "mlp_bias": True, "swiglu_limit": 1e4},
+    "one group, no tables of token ids, a head that is the embedding": {
+        **layers(HCA, CSA, SLIDING),
+        "o_groups": 1,
+        "tie_word_embeddings": True,
+    },
+    "sigmoid scores, biases, no clamp in reach": {
+        **layers(CSA, SLIDING, hashed=1),
+        "scoring_func": "sigmoid",
+        "mlp_bias": True,
+        "swiglu_limit": 1e4,
+    },
     "plain angles, the whole head turned": {
         **layers(CSA, SLIDING, HCA, hashed=3),
         "partial_rotary_factor": 1.0,
@@ -64,12 +88,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rope_parameters": None,
     },
     "rotary numbers by kind, of which yarn's scale the angles": {
+        **layers(HCA, SLIDING, CSA),
         "rope_parameters": {
             "main": rope(500.0, partial_rotary_factor=0.25),
             "compress": rope(2000.0, **YARN, partial_rotary_factor=0.5) | {"rope_type": "yarn"},
         },
     },
-    "a head that is the embedding": {"tie_word_embeddings": True},
 }
 
 
@@ -127,7 +151,10 @@ def test_the_hub_names_are_those_that_transformers_loads(checkpoints: dict[str, 
 
 
 def test_the_hub_form_serves_and_is_exported(checkpoints: dict[str, Path]) -> None:
-    check_plugin(checkpoints["hub"])
+    case = Case.load(checkpoints["hub"])
+    assert_export_complete(case)
+    with case.engine() as llm:
+        assert_logits_match(case, llm, "hub names")
 
 
 def test_older_configs_mean_the_same(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -143,7 +170,9 @@ def test_older_configs_mean_the_same(checkpoints: dict[str, Path], tmp_path: Pat
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").hardlink_to(checkpoints["saved"] / "model.safetensors")
-    check_plugin(tmp_path)
+    case = Case.load(tmp_path)
+    with case.engine() as llm:
+        assert_logits_match(case, llm, "an older config")
 
 
 def test_what_the_reference_keeps_in_float32_is_float32_in_bfloat16(checkpoints: dict[str, Path]) -> None:
