@@ -11,6 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rtp_runtime import LLM
+from rtp_runtime.model import load_model
+from rtp_runtime.plugins import load_plugins
 from rtp_runtime.testing.compare import check_plugin, check_tiny, logits_error
 from rtp_runtime.testing.tiny_models import rope, write_tiny
 
@@ -59,6 +61,18 @@ def test_tied_head(where: str, tmp_path: Path) -> None:
     reference.lm_head.weight = reference.model.language_model.embed_tokens.weight
     with LLM(tmp_path, dtype="float32", num_blocks=16, max_num_seqs=2) as llm:
         assert logits_error(llm, reference, [5, 7, 300, 11]) < 2e-5
+
+
+def test_config_of_the_hub(tmp_path: Path) -> None:
+    """Theta beside the sections in the text part, as files older than `rope_parameters` have it."""
+    write_tiny("qwen3_vl", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    numbers = config["text_config"].pop("rope_parameters")
+    config["text_config"] |= {"rope_theta": numbers.pop("rope_theta"), "rope_scaling": numbers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check_plugin(tmp_path)
+    unread = load_model(tmp_path, dtype="float32", plugins=load_plugins()).config.unread_keys()
+    assert not [key for key in unread if "rope" in key and not key.startswith("vision")]
 
 
 def test_positions_of_three_axes(assert_axes_agree: Callable[..., None]) -> None:

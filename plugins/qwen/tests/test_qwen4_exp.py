@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.models.qwen4_exp import modeling_qwen4_exp
 from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpConfig
 
+from rtp_runtime import RtpError
 from rtp_runtime.model import load_model
 from rtp_runtime.plugins import load_plugins
 from rtp_runtime.testing.compare import check_plugin, check_tiny
@@ -69,6 +70,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_matches_transformers(variant: str) -> None:
     check_tiny("qwen4_exp", **VARIANTS[variant])
+
+
+def test_an_indexer_is_needed(tmp_path: Path) -> None:
+    config = tiny_config("qwen4_exp").to_dict() | {"architectures": ["Qwen4ExpForCausalLM"]}
+    sizes = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
+    (tmp_path / "config.json").write_text(json.dumps(config | dict.fromkeys(sizes)))
+    with pytest.raises(RtpError, match=r"indexer_n_heads, .*indexer_compress_ratio missing: indexed_attention"):
+        load_model(tmp_path, dtype="float32", plugins=load_plugins())
 
 
 def _topk_to_the_lower_place(self: Tensor, k: int, dim: int = -1) -> SimpleNamespace:

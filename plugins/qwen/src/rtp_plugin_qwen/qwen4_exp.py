@@ -27,6 +27,7 @@ from rtp_kernel.components import (
     Rotary,
     RotaryEmbedding,
 )
+from rtp_kernel.registry import Support
 from rtp_runtime.model import text_config
 from rtp_runtime.state import CompressedState, PagedState, StateDescriptor, StateDescriptors
 from rtp_runtime.weights import Axis, Descriptor, FromCheckpoint, Layout, Tie, Weight, WeightDescriptors
@@ -49,6 +50,7 @@ from .qwen3_next import (
 from .qwen4_exp_ple import Qwen4ExpTextPLELayer, ple_states, ple_weights
 
 INDEXED = "indexed_attention"
+INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 
 class Qwen4ExpTextGatedDeltaNet(Qwen3_5GatedDeltaNet):
@@ -301,3 +303,14 @@ def state_descriptors(config: Any) -> StateDescriptors:
             states |= ple_states(text)
         layers.append(states)
     return StateDescriptors(layers)
+
+
+def accepts(config: Any) -> Support:
+    """Only layers of the two types that the reference computes, and an indexer where one is needed."""
+    text = text_config(config)
+    others = sorted(set(text.layer_types) - {LINEAR, INDEXED})
+    missing = [name for name in INDEXER if getattr(text, name) is None] if INDEXED in text.layer_types else []
+    return Support.unless(
+        bool(others) and f"layer_types {', '.join(others)}: only {LINEAR} and {INDEXED} are known",
+        bool(missing) and f"{', '.join(missing)} missing: {INDEXED} chooses by them",
+    )
