@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "every kind of layer": {},
     "one sliding layer": layers(SLIDING),
     "one CSA layer": layers(CSA),
-    "one HCA layer": layers(HCA, hashed=1),
+    "one HCA layer": {**layers(HCA, hashed=1), "compress_rates": {HCA: 8}},
     "a window that is no multiple of the rates, two streams": {
         "sliding_window": 7,
         "compress_rates": rates(2, 5),

@@ -178,6 +178,8 @@ def compressor_weights(config: Any, namer: Namer) -> list[Descriptor]:
         (indexer, "compressed_sparse_attention", config.index_head_dim, 2),
     ):
         size, layers = vectors * dim, layers_of(config, layer_type)
+        if not layers:  # the config need not have a rate for a kind that it does not use
+            continue
         weights += namer.plain(
             {prefix + "kv_proj.weight": (size, hidden), prefix + "gate_proj.weight": (size, hidden)}, layers
         )
