@@ -33,15 +33,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_local_experts": 7,
         "num_experts_per_tok": 3,
     },
-    "five heads, each its own group": {"num_attention_heads": 5, "num_key_value_heads": 5, "index_n_heads": 5},
-    "one index head for two groups": {"index_n_heads": 1},
+    "five heads, each its own group; no block is forced": {
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "index_n_heads": 5,
+        "index_local_blocks": 0,
+    },
+    "one index head for two groups, blocks of one token": {
+        "index_n_heads": 1,
+        "index_block_size": 1,
+        "index_topk_blocks": 5,
+    },
     "an index head for each query head": {"index_n_heads": 4},
-    "one block": {"index_topk_blocks": 1},
+    "one block, which need not be near": {"index_topk_blocks": 1, "index_local_blocks": 0},
     "more blocks than there are": {"index_topk_blocks": 64},
-    "no block is forced": {"index_local_blocks": 0},
     "two blocks are forced, blocks of seven": {"index_local_blocks": 2, "index_block_size": 7},
     "blocks longer than the prompts": {"index_block_size": 128},
-    "blocks of one token": {"index_block_size": 1, "index_topk_blocks": 5},
     "one full layer, dense": {"num_hidden_layers": 1, "layer_types": [FULL], "mlp_layer_types": ["dense"]},
     "one sparse layer, routed": {"num_hidden_layers": 1, "layer_types": [SPARSE], "mlp_layer_types": ["sparse"]},
     "sparse and dense, full and routed": {
@@ -50,8 +57,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse"],
         "tie_word_embeddings": True,
     },
-    "another slope, limit and scale": {"swiglu_alpha": 0.8, "swiglu_limit": 0.3, "routed_scaling_factor": 1.3},
-    "whole heads rotated, whatever rotary_dim says": {"rope_parameters": rope(1e4), "rotary_dim": 8},
+    "another slope, limit and scale; whole heads rotated, whatever rotary_dim says": {
+        "swiglu_alpha": 0.8,
+        "swiglu_limit": 0.3,
+        "routed_scaling_factor": 1.3,
+        "rope_parameters": rope(1e4),
+        "rotary_dim": 8,
+    },
     "narrower index than what is rotated": {"index_head_dim": 8},
 }
 

@@ -7,6 +7,7 @@ allocation does.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,23 +50,33 @@ class SelectedRows(Deterministic):
         **_: Any,
     ) -> Tensor:
         out = torch.zeros_like(q)
-        shares = math.lcm(selection.shape[1], kv.data.shape[3])
-        each = q.shape[1] // shares
-        within = torch.arange(tokens_per_place)
         for request, rows in request_rows(batch, span):
             keys, values = gather_kv(kv, batch, request, range(batch.kv_lens[request]))
             for row in rows:
-                index = batch.index[span.rows.start + row]
-                for share in range(shares):
-                    places = selection[row, share * selection.shape[1] // shares]
-                    tokens = (places[places >= 0, None] * tokens_per_place + within).flatten()
-                    tokens = tokens[tokens <= index]
-                    head, heads = share * kv.data.shape[3] // shares, slice(share * each, (share + 1) * each)
-                    if len(tokens):
-                        seen = torch.ones(1, len(tokens), dtype=torch.bool)
-                        own = keys[tokens, head, None], values[tokens, head, None]  # [tokens, 1, D]
-                        out[row, heads] = attend(q[row : row + 1, heads].clone(), *own, seen, scale, None, None)[0]
+                index = int(batch.index[span.rows.start + row])
+                tokens = [_tokens(places, tokens_per_place, index) for places in selection[row]]
+                out[row] = _attend(q[row], keys, values, tokens, scale)
         return out
+
+
+def _tokens(places: Tensor, tokens_per_place: int, index: int) -> Tensor:
+    """Token indices of the places [k], up to `index`."""
+    tokens = (places[places >= 0, None] * tokens_per_place + torch.arange(tokens_per_place)).flatten()
+    return tokens[tokens <= index]
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, tokens: Sequence[Tensor], scale: float) -> Tensor:
+    """q [heads, D] over keys, values [S, kv heads, D], each group of heads at its `tokens` -> [heads, D]."""
+    out, (kv_heads, groups) = torch.zeros_like(q), (keys.shape[1], len(tokens))
+    shares = math.lcm(groups, kv_heads)
+    for share, heads in enumerate(torch.arange(len(q)).chunk(shares)):
+        own = tokens[share * groups // shares]
+        if len(own):
+            head, seen = share * kv_heads // shares, torch.ones(1, len(own), dtype=torch.bool)
+            out[heads] = attend(
+                q[None, heads], keys[own, head, None], values[own, head, None], seen, scale, None, None
+            )[0]
+    return out
 
 
 class BlockIndexRows(Deterministic):
