@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rtp_runtime.errors import RtpError
+from rtp_runtime.model import load_model
+from rtp_runtime.plugins import load_plugins
 from rtp_runtime.testing.compare import check_plugin, check_tiny
 from rtp_runtime.testing.tiny_models import rope, write_tiny
 
@@ -52,6 +56,22 @@ def test_matches_transformers(variant: str) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_matches_transformers_for_other_weights(seed: int) -> None:
     check_tiny("glm4_moe", seed)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("scoring_func", "softmax", "only 'sigmoid' is computed"),
+        ("n_group", 8, "groups must be even"),
+        ("n_group", 3, "groups must be even"),
+    ],
+)
+def test_other_routing_is_refused(tmp_path: Path, key: str, value: Any, reason: str) -> None:
+    write_tiny("glm4_moe", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(RtpError, match=reason):
+        load_model(tmp_path, dtype="float32", plugins=load_plugins())
 
 
 def test_stacked_experts_are_a_second_layout(write_stacked: Callable[[Any, Path], None], tmp_path: Path) -> None:

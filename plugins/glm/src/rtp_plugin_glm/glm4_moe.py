@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.components import Experts, GatedMLP, RMSNorm, TopKRouter
+from rtp_kernel.registry import Support
 from rtp_runtime.weights import Axis, Concat, Descriptor, FromCheckpoint, Layout, Skip, Stack, Weight, WeightDescriptors
 
 from .glm import (
@@ -29,7 +30,7 @@ from .glm import (
     state_descriptors,
 )
 
-__all__ = ["Glm4MoeForCausalLM", "state_descriptors", "weight_descriptors"]
+__all__ = ["Glm4MoeForCausalLM", "accepts", "state_descriptors", "weight_descriptors"]
 
 
 class Glm4MoeAttention(GlmAttention):
@@ -102,6 +103,24 @@ class Glm4MoeModel(GlmModel):
 
 class Glm4MoeForCausalLM(GlmForCausalLM):
     model_class = Glm4MoeModel
+
+
+def routing_reason(config: Any) -> str | None:
+    """Why the config asks for experts chosen otherwise than the reference does, or None."""
+    for name, value in {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}.items():
+        asked = getattr(config, name, None)
+        if asked not in (None, value):
+            return f"{name} is {asked!r}; only {value!r} is computed, whatever the config says to transformers"
+    members = config.n_routed_experts // config.n_group
+    if config.n_routed_experts % config.n_group or members < 2:
+        return f"{config.n_routed_experts} experts in n_group {config.n_group}: groups must be even and have 2 or more"
+    if config.topk_group * members < config.num_experts_per_tok:
+        return f"topk_group {config.topk_group} leaves fewer experts than num_experts_per_tok"
+    return None
+
+
+def accepts(config: Any) -> Support:
+    return Support.unless(routing_reason(config))
 
 
 Over = dict[str, Sequence[int]]

@@ -18,7 +18,9 @@ from rtp_runtime.state import PagedState, StateDescriptors
 from rtp_runtime.weights import Axis, Descriptor, FromCheckpoint, Weight, WeightDescriptors
 
 from .glm import LAYER, GlmForCausalLM, GlmModel, PositionEmbeddings, all_layers, outer_weights, turned_part
-from .glm4_moe import Glm4MoeMoE, moe_weight_descriptors
+from .glm4_moe import Glm4MoeMoE, accepts, moe_weight_descriptors
+
+__all__ = ["Glm4MoeLiteForCausalLM", "accepts", "state_descriptors", "weight_descriptors"]
 
 LATENT_NORM_EPS = 1e-6
 """Of the norms between the low-rank projections; the reference gives them their default, not the config's eps."""

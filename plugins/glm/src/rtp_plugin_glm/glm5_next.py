@@ -32,7 +32,7 @@ from rtp_kernel.registry import Support
 from rtp_runtime.model import text_config
 
 from .glm import GlmForCausalLM
-from .glm4_moe import Glm4MoeMoE
+from .glm4_moe import Glm4MoeMoE, routing_reason
 from .glm5_next_declarations import (
     LINEAR,
     linear_size,
@@ -230,4 +230,5 @@ class Glm5NextForConditionalGeneration(GlmForCausalLM):
 
 
 def accepts(config: Any) -> Support:
-    return Support.unless(reason_against(text_config(config)))
+    text = text_config(config)
+    return Support.unless(reason_against(text), routing_reason(text))

@@ -18,7 +18,7 @@ from rtp_runtime.state import PagedState, StateDescriptors
 from rtp_runtime.weights import Descriptor, FromCheckpoint, Weight, WeightDescriptors
 
 from .glm import LAYER, GlmForCausalLM, PositionEmbeddings, all_layers, outer_weights
-from .glm4_moe import moe_weight_descriptors
+from .glm4_moe import moe_weight_descriptors, routing_reason
 from .glm4_moe_lite import (
     Glm4MoeLiteAttention,
     Glm4MoeLiteDecoderLayer,
@@ -112,7 +112,7 @@ class GlmMoeDsaForCausalLM(GlmForCausalLM):
 
 def accepts(config: Any) -> Support:
     reason = "indexer_types begins with a layer that shares a selection, and there is none before it"
-    return Support.unless(skips_topk(config, 0) and reason)
+    return Support.unless(skips_topk(config, 0) and reason, routing_reason(config))
 
 
 def indexer_layers(config: Any) -> list[int]:
