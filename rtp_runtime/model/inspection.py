@@ -34,8 +34,8 @@ INERT = re.compile(
 )
 """Keys that decide nothing at inference."""
 
-BY_RUNTIME = ("eos_token_id", "max_position_embeddings")
-"""Keys that the engine reads and models need not."""
+BY_RUNTIME = re.compile(r"(text_config\.)?(eos_token_id|max_position_embeddings|vocab_size)|(\w+\.)?(model_type|dtype)")
+"""Keys that the runtime reads and models need not."""
 
 
 def inspect_model(
@@ -98,7 +98,7 @@ def _dtype(dtype: str, config: ModelConfig, headers: Headers | None, device: str
 def _config(config: ModelConfig) -> Report:
     unread = config.unread_keys()
     inert = [key for key in unread if INERT.fullmatch(key.rpartition(".")[2])]
-    known = [key for key in unread if key in BY_RUNTIME]
+    known = [key for key in unread if BY_RUNTIME.fullmatch(key)]
     return {
         "file": str(config.path or CONFIG_FILE),
         "architecture": config.architecture,

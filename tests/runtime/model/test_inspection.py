@@ -74,6 +74,14 @@ def test_a_bare_config(checkpoint: Path, plugins: Plugins, tmp_path: Path) -> No
         assert report["states"] and report["kernels"]
 
 
+def test_what_nobody_reads_of_a_wrapper(plugins: Plugins, tmp_path: Path) -> None:
+    """Of the text part the runtime reads what it reads of any config."""
+    write_tiny("qwen3_vl", tmp_path)
+    unread = inspect_model(str(tmp_path), plugins)["config"]["unread"]
+    assert "image_token_id" in unread and "vision_config.depth" in unread
+    assert not [key for key in unread if key.startswith("text_config.") or key.endswith("model_type")]
+
+
 def test_an_unclean_audit_leaves_the_other_parts(checkpoint: Path, plugins: Plugins, tmp_path: Path) -> None:
     directory = tmp_path / "edited"
     shutil.copytree(checkpoint, directory)
