@@ -30,6 +30,8 @@ class Call:
     outputs: tuple[Tensor, ...]
     entries: tuple[Tensor, ...] = ()
     """Outputs with one row for several tokens, as of a compressor: each [entries, …]."""
+    given: tuple[Tensor, ...] = ()
+    """The first input, if it has rows like these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,8 @@ def _as_call(inputs: list[Tensor], outputs: list[Tensor], num_tokens: int) -> Ca
         for tensor, row in zip(outputs, rows[1], strict=True)
         if row is None and (found := per_entry(tensor, num_tokens)) is not None
     )
-    return Call(known[0], known[1], entries)
+    given = per_entry(inputs[0], num_tokens) if entries and inputs and rows[0][0] is None else None
+    return Call(known[0], known[1], entries, () if given is None else (given,))
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -128,7 +128,12 @@ class ProbeStage:
         assert self._fused is not None
         extra = extra_modules(model.module, set(self._called), self._fused.names())
         extra = [name for name in extra if name not in session.reference.modules]
-        return [_blame(finding, absent, extra) for finding in findings]
+        ours = {name for name, _ in model.module.named_modules()}
+        missing = [name for name in absent if name not in ours and self._has_parameters(name)]
+        return [_blame(finding, missing, extra) for finding in findings]
+
+    def _has_parameters(self, name: str) -> bool:
+        return any(True for _ in self._session.reference.modules[name].parameters())
 
 
 def _blame(finding: Finding, absent: Sequence[str], extra: Sequence[str]) -> Finding:

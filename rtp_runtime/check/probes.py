@@ -123,7 +123,7 @@ class ProbeRun:
                 elif call.outputs or not call.entries:
                     self.compare(key, segment, outputs, call.outputs)
                 else:
-                    self._compare_closing(key, segment, outputs, call)
+                    self._compare_closing(name, segment, (inputs[:1], outputs), call)
 
         return hook
 
@@ -158,21 +158,36 @@ class ProbeRun:
         ties = self.table.probe(key, segment.prompt).add(pairing, segment.index, self.keep(key.module, segment))
         self.leave_out(key.module, segment, ties)
 
-    def _compare_closing(self, key: ProbeKey, segment: Segment, outputs: Rows, call: Call) -> None:
+    def _compare_closing(self, name: str, segment: Segment, ours: tuple[Rows, Rows], call: Call) -> None:
         """Entries of compressed tokens, which stand in the rows of the tokens that complete them."""
-        num_tokens = self.captures[segment.prompt].num_tokens
-        ratio = next((r for r in self._ratios if num_tokens // r == len(call.entries[0])), None)
-        if ratio is not None:
-            self.compare_entries(key, segment, outputs, call.entries, ratio)
+        capture = self.captures[segment.prompt]
+        ratio = next((r for r in self._ratios if capture.num_tokens // r == len(call.entries[0])), None)
+        if ratio is None:
+            return
+        if call.given and name in capture.computed:
+            self.compare_entries(ProbeKey(name, FED), segment, ours[0], call.given, ratio)
+        self.compare_entries(ProbeKey(name), segment, ours[1], call.entries, ratio, (ours[0], call.given))
 
-    def compare_entries(self, key: ProbeKey, segment: Segment, ours: Rows, entries: Rows, ratio: int) -> None:
-        """Compare our rows of tokens that close an entry of `ratio` tokens with the reference's [entries, …]."""
+    def compare_entries(
+        self,
+        key: ProbeKey,
+        segment: Segment,
+        ours: Rows,
+        entries: Rows,
+        ratio: int,
+        inputs: tuple[Rows, Rows] = ((), ()),
+    ) -> None:
+        """Compare our rows of tokens that close an entry of `ratio` tokens with the reference's [entries, …].
+
+        `inputs`: what both were made of, in rows like theirs.
+        """
         closing = (segment.index + 1) % ratio == 0
         if bool(closing.any()):
             place = (segment.index[closing] + 1) // ratio - 1
-            pairing = pair_tensors([t[segment.rows[closing]] for t in ours], [t[place] for t in entries])
-            keep = torch.ones(len(place), dtype=torch.bool)
-            self.table.probe(key, segment.prompt).add(pairing, segment.index[closing], keep)
+            keep, probe = torch.ones(len(place), dtype=torch.bool), self.table.probe(key, segment.prompt)
+            for one, other, add in ((*inputs, probe.add_inputs), (ours, entries, probe.add)):
+                pairing = pair_tensors([t[segment.rows[closing]] for t in one], [t[place] for t in other])
+                add(pairing, segment.index[closing], keep)
 
     def _compare_inputs(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
         pairing = pair_tensors(*self._sides(segment, ours, reference))
