@@ -72,7 +72,8 @@ def make_state(loaded: LoadedModel, config: EngineConfig, limits: ModelLimits, m
         raise UsageError(f"num_blocks={num_blocks} and memory={memory} both size the state: give one of them")
     num_snapshots = 0
     if num_blocks is None and memory is None:
-        num_snapshots = config.max_num_seqs if config.prefix_caching else 0
+        # Of each request the state at the end of its prompt, and the latest, which its next turn begins with.
+        num_snapshots = 2 * config.max_num_seqs if config.prefix_caching else 0
         num_blocks, memory = _default_size(loaded, config, limits, max_drafts)
     return StateManager(
         chosen_states(loaded, config),

@@ -100,7 +100,7 @@ class Scheduler:
     def schedule(self) -> Plan:
         """The next step; a plan without chunks when nothing can be submitted before more is collected."""
         chunks, budget, served = self._continue_running()
-        if served:
+        if served or not self.running:  # one that gave up its own state may begin anew at once
             self._admit(chunks, budget)
         chunks.sort(key=_decodes_first)
         num_decodes = sum(chunk.is_decode for chunk in chunks)

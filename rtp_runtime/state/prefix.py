@@ -128,7 +128,8 @@ class PrefixCache:
     def publish(self, parent: Node | None, key: bytes, end: int, blocks: Mapping[int, Places]) -> Node | None:
         """Keep the content of one more stretch; a node that is there already gains what it lacks.
 
-        None when that would be more than the cache may keep.
+        Where the same content lies in other blocks that nobody else keeps, those go: once is enough, and a stretch in
+        use would hold what lies before it. None when more would be kept than the cache may keep.
         """
         node = self._nodes.get(key)
         if node is None or not blocks.keys() <= node.blocks.keys():
@@ -141,6 +142,7 @@ class PrefixCache:
             node = self._nodes[key] = Node(key, parent, end, {})
             if parent is not None:
                 parent.children += 1
+        self._replace_unused(node, blocks)
         lacking = {group: each for group, each in blocks.items() if group not in node.blocks}
         for group, (_, ids) in lacking.items():
             self._memory.pools[group].take(ids, Reference.CACHE)
@@ -150,6 +152,14 @@ class PrefixCache:
         if any(spec.index in lacking for spec in self._windows):
             self._touch(node, "windows", now)
         return node
+
+    def _replace_unused(self, node: Node, blocks: Mapping[int, Places]) -> None:
+        for group, (first, ids) in blocks.items():
+            before, old = node.blocks.get(group, (first, ids))
+            if before == first and old != ids and self._memory.pools[group].only_cached(old):
+                self._memory.pools[group].take(ids, Reference.CACHE)
+                self._memory.drop(group, old, Reference.CACHE, settled=True)
+                node.blocks[group] = first, ids
 
     def attach(self, node: Node, slots: dict[int, int], *, lasting: bool) -> bool:
         """Give a node the state after it, whose references become the node's; False when it has one."""
