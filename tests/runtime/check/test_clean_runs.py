@@ -10,9 +10,11 @@ import pytest
 
 from rtp_runtime.check import STAGES, CheckOptions, run_check
 from rtp_runtime.check.reference import Reference
-from rtp_runtime.testing.tiny_models import TINY_NAMES, write_tiny
+from rtp_runtime.testing.tiny_models import write_tiny
 
 LENGTHS = (10, 14, 40)
+PLAIN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+"""The tiny checkpoints of every model are checked where each plugin is alone (tools/alone)."""
 
 PLAIN_OPS = """
 from rtp_runtime import hookimpl
@@ -32,7 +34,7 @@ def options(model: Path, **more: Any) -> CheckOptions:
     return CheckOptions(model=model, lengths=LENGTHS, num_new_tokens=6, **more)
 
 
-@pytest.mark.parametrize("name", TINY_NAMES[:4])
+@pytest.mark.parametrize("name", PLAIN)
 def test_tiny_checkpoint_passes(
     name: str, checkpoint: Callable[[str], Path], reference: Callable[[str], Reference]
 ) -> None:
