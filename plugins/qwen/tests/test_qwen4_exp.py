@@ -80,7 +80,7 @@ def test_an_indexer_is_needed(tmp_path: Path) -> None:
         load_model(tmp_path, dtype="float32", plugins=load_plugins())
 
 
-def _topk_to_the_lower_place(self: Tensor, k: int, dim: int = -1) -> SimpleNamespace:
+def _topk_to_the_lower_place(self: Tensor, k: int, dim: int = -1, **options: Any) -> SimpleNamespace:
     values, indices = torch.sort(self, dim=dim, descending=True, stable=True)
     return SimpleNamespace(values=values.narrow(dim, 0, k), indices=indices.narrow(dim, 0, k))
 
