@@ -16,7 +16,7 @@ from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.reference import WHOLE, Feeding, Reference, Tell
 
 BATCHED_TOKENS = 64
-SINGLE_STEPS = 8
+SINGLE_STEPS = 4
 """Tokens that are fed one at a time after a prefill."""
 BATCH = "batch of two"
 

@@ -115,7 +115,7 @@ class ProbeRun:
             for segment, call in self._calls(name):
                 key, capture = ProbeKey(name), self.captures[segment.prompt]
                 self._compare_inputs(key, segment, inputs, call.inputs)
-                if name in capture.computed and self.seam.mixes(name):
+                if name in capture.computed and call.inputs and self.seam.mixes(name):
                     self.compare(ProbeKey(name, FED), segment, inputs[:1], call.inputs[:1])
                 if name in capture.repeated:
                     wanted = [tensor for other in capture.all_calls(name) for tensor in other.outputs]
