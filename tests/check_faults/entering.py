@@ -12,12 +12,18 @@ from safetensors.torch import load_file, save_file
 from check_faults.catalogue import Fault
 from rtp_runtime.check import CheckOptions
 
-CLASSES = {
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
+QWEN, DEEPSEEK = "rtp-plugin-qwen", "rtp-plugin-deepseek"
+MODELS = {
+    "qwen2": ("Qwen2ForCausalLM", QWEN),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", QWEN),
+    "qwen3": ("Qwen3ForCausalLM", QWEN),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", QWEN),
+    "qwen3_next": ("Qwen3NextForCausalLM", QWEN),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", DEEPSEEK),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", DEEPSEEK),
+    "deepseek_v4": ("DeepseekV4ForCausalLM", DEEPSEEK),
 }
+"""Checkpoints whose model may be replaced by a faulty copy: the class, and the plugin that provides it."""
 
 MODEL_PLUGIN = """
 from rtp_runtime import hookimpl
@@ -27,7 +33,7 @@ RTP_API = "0.1"
 
 @hookimpl
 def rtp_register_models(models):
-    models.add("{architecture}", "{target}", replaces="rtp-plugin-qwen")
+    models.add("{architecture}", "{target}", replaces="{replaces}")
 """
 
 OP_PLUGIN = """
@@ -38,7 +44,7 @@ RTP_API = "0.1"
 
 @hookimpl
 def rtp_register_kernels(ops):
-    ops.add("{op}", "check_faults.ops:{implementation}")
+    ops.add("{op}", "check_faults.{implementation}")
 """
 
 DESCRIPTORS = """
@@ -92,15 +98,18 @@ def edit_checkpoint(fault: Fault, checkpoint: Path, copy: Path) -> None:
 
 def write_plugin(fault: Fault, directory: Path) -> tuple[str, ...]:
     """The plugin that brings a faulty model, descriptors or op; its module's name, if one is needed."""
-    name, architecture = f"fault_{fault.name}", CLASSES[fault.base]
+    name = f"fault_{fault.name}"
+    architecture, replaces = MODELS.get(fault.base, ("", ""))
     if fault.weights:
         text = DESCRIPTORS.format(base=fault.base, architecture=architecture, expression=fault.weights)
         (directory / f"{name}_model.py").write_text(text)
-        text = MODEL_PLUGIN.format(architecture=architecture, target=f"{name}_model")
+        text = MODEL_PLUGIN.format(architecture=architecture, target=f"{name}_model", replaces=replaces)
     elif fault.model:
-        text = MODEL_PLUGIN.format(architecture=architecture, target=f"check_faults.{fault.model}")
+        target = f"check_faults.{fault.model}"
+        text = MODEL_PLUGIN.format(architecture=architecture, target=target, replaces=replaces)
     elif fault.op[0]:
-        text = OP_PLUGIN.format(op=fault.op[0], implementation=fault.op[1])
+        module = "state_ops" if fault.op[0] not in ("paged_attention",) else "ops"
+        text = OP_PLUGIN.format(op=fault.op[0], implementation=f"{module}:{fault.op[1]}")
     else:
         return ()
     (directory / f"{name}.py").write_text(text)

@@ -10,6 +10,7 @@ import check_faults.engine
 import pytest
 from check_faults.catalogue import FAULTS, Fault
 from check_faults.entering import enter
+from check_faults.newer import NEWER
 
 from rtp_runtime.check import STAGES, CheckReport, run_check
 from rtp_runtime.check.reference import Reference
@@ -17,6 +18,8 @@ from rtp_runtime.errors import RtpError
 
 LENGTHS = (10, 14, 40)
 """The longest crosses the tiny window of 8 several times, and is in its prefill while the others decode."""
+
+ALL = (*FAULTS, *NEWER)
 
 Run = Callable[[Fault, tuple[str, ...]], CheckReport]
 
@@ -61,7 +64,7 @@ EARLIER = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
 def test_fault_is_named(fault: Fault, run: Run) -> None:
     report = run(fault, stages_with(fault))
     first = report.first_wrong
@@ -74,7 +77,7 @@ def test_fault_is_named(fault: Fault, run: Run) -> None:
     assert first.error > first.tolerance
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
 def test_without_its_stage_the_fault_is_missed(fault: Fault, run: Run) -> None:
     stages = tuple(stage for stage in stages_with(fault) if stage != fault.stage) or ("pinned",)
     try:
@@ -85,15 +88,15 @@ def test_without_its_stage_the_fault_is_missed(fault: Fault, run: Run) -> None:
 
 
 def test_catalogue_is_broad_and_subtle() -> None:
-    effects = [fault.effect for fault in FAULTS]
-    assert len(FAULTS) >= 20
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    effects = [fault.effect for fault in ALL]
+    assert len(FAULTS) >= 20 and len(NEWER) >= 20
+    assert len({fault.name for fault in ALL}) == len(ALL)
     assert sum(effect < 1e-2 for effect in effects) >= len(effects) / 3
     assert sum(effect < 1e-4 for effect in effects) >= 5
-    assert {fault.stage for fault in FAULTS} == set(STAGES)
+    assert {fault.stage for fault in ALL} == set(STAGES)
 
 
 def test_each_fault_enters_in_one_way() -> None:
-    for fault in FAULTS:
+    for fault in ALL:
         ways = (fault.model, fault.weights, fault.op[0], fault.engine[0], fault.config, fault.tensors)
         assert sum(bool(way) for way in ways) == 1, fault.name
