@@ -57,7 +57,7 @@ def describe_conditions(session: Session) -> dict[str, Any]:
         "logits_tolerance": noise.logits_tolerance,
         "reference_paths": dict(noise.logits),
         "reference_inconsistent": {path: finite(found.logits_error) for path, found in noise.inconsistent.items()},
-        "reference_set_aside": dict(noise.set_aside),
+        "reference_set_aside": {path: finite(found.logits_error) for path, found in noise.set_aside.items()},
         "reference_worst_module": {"module": worst[0], "error": worst[1]} if worst else None,
     }
 

@@ -37,7 +37,7 @@ class Noise:
     """Module -> relative error, given the same layer inputs."""
     inconsistent: dict[str, Inconsistency] = field(default_factory=dict)
     """Paths too far off to be noise."""
-    set_aside: dict[str, float] = field(default_factory=dict)
+    set_aside: dict[str, Inconsistency] = field(default_factory=dict)
     """Paths of which every module agrees, and the logits do not: experts or keys among equals were chosen otherwise."""
     confirmed_by: set[str] = field(default_factory=set)
     """Paths through the cache that agree with a full forward."""
@@ -64,6 +64,11 @@ class Noise:
         """Whether the path that judges, a full forward, agrees with an independent one where there is any."""
         return not self.tried or bool(self.confirmed_by - self.inconsistent.keys())
 
+    @property
+    def findings(self) -> tuple[Inconsistency, ...]:
+        """What to show of the reference; what was set aside too, where nothing confirms the path that judges."""
+        return (*self.inconsistent.values(), *(() if self.is_sound else self.set_aside.values()))
+
     def merge(self, other: Noise) -> None:
         """Take the larger of each."""
         for mine, theirs in ((self.logits, other.logits), (self.modules, other.modules)):
@@ -71,7 +76,8 @@ class Noise:
                 mine[name] = max(value, mine.get(name, 0.0))
         for path, found in other.inconsistent.items():
             self.inconsistent.setdefault(path, found)
-        self.set_aside |= other.set_aside
+        for path, found in other.set_aside.items():
+            self.set_aside.setdefault(path, found)
         self.confirmed_by |= other.confirmed_by
         self.tried |= other.tried
 
@@ -145,16 +151,13 @@ def _compare(noise: Noise, reference: Reference, path: OtherPath, run: Run) -> N
     if error > 0.0 and (path.measures_modules or not near):
         path.replay(reference, run.ids, run.capture, replay)
     module, module_error = replay.first_apart()
-    if not near and module is not None:
-        token = _first_token(run.other, run.wanted)
-        found = Inconsistency(path.name, FULL, run.prompt, error, token, module, module_error)
-        noise.inconsistent.setdefault(path.name, found)
-        return
-    noise.confirmed_by |= {path.name} if path.independent else set()
-    if error > MOST_NOISE:
-        noise.set_aside[path.name] = error
-    else:
+    if near or (module is None and error <= MOST_NOISE):
+        noise.confirmed_by |= {path.name} if path.independent else set()
         _merge_modules(noise, replay)
+        return
+    token = _first_token(run.other, run.wanted)
+    found = Inconsistency(path.name, FULL, run.prompt, error, token, module, module_error)
+    (noise.set_aside if module is None else noise.inconsistent).setdefault(path.name, found)
 
 
 def _broken(path: str, prompt: str, error: Exception) -> Inconsistency:

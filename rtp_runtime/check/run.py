@@ -58,7 +58,7 @@ def run_check(
         conditions=describe_conditions(session),
         versions=describe_versions(session),
         seconds=time.monotonic() - started,
-        inconsistent=tuple(session.noise.inconsistent.values()),
+        inconsistent=session.noise.findings,
         judged_by=session.noise.judge,
     )
 
