@@ -161,13 +161,16 @@ def chunked(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
 def decays(g: Tensor) -> Tensor:
     """[..., i, j, dim] = exp(g_(j+1) + ... + g_i) for j <= i, else 0, of g [..., size, dim].
 
-    Summed for each pair: the difference of two sums from the start of the chunk loses what a strong decay leaves.
+    One decay per head: the difference of two sums from the start of the chunk, which rounds as the references do. One
+    per channel: summed for each pair, since shorter chunks than theirs round differently anyhow, and the difference
+    loses what a strong decay leaves.
     """
     size, dim = g.shape[-2:]
     if dim == 1:
-        later = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1)  # i > j
-        total = (g * later).cumsum(dim=-2)
-        return total.exp_().masked_fill_(later.t(), 0).unsqueeze(-1)
+        later = torch.ones(size, size, dtype=torch.bool, device=g.device).triu(1)  # j > i
+        total = g.cumsum(dim=-2)
+        between = total - total.transpose(-1, -2)
+        return between.masked_fill_(later, float("-inf")).exp_().unsqueeze(-1)
     total = g.new_full((*g.shape[:-1], size, dim), float("-inf"))
     total[..., 0, 0, :] = 0
     for i in range(1, size):
