@@ -55,7 +55,6 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", {"use_qkv_bias": True, "use_parallel_residual": False}),
     "cohere": ("Cohere", {"logit_scale": 0.0625}),
     "helium": ("Helium", {"head_dim": 16}),
-    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
     "exaone4": ("Exaone4", SLIDING | {"layer_types": KINDS}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 16}),
     "seed_oss": ("SeedOss", {"head_dim": 24, "rope_parameters": YARN}),

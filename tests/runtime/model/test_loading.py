@@ -260,7 +260,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     ),
     "fp8 without scales": (
         rewrite(lambda tensors: tensors.update({DOWN: tensors[DOWN].to(torch.float8_e4m3fn)})),
-        ("dtype", DOWN, "float8_e4m3fn", "model.safetensors"),
+        ("quantised", DOWN, "float8_e4m3fn", "model.safetensors", "not supported yet"),
     ),
     "unexpected bias": (
         rewrite(lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(128)})),
