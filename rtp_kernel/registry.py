@@ -277,7 +277,7 @@ _REFERENCES: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "compress": ("compress:compress", False),
         "compressed_attention": ("compress:compressed_attention", False),
         "block_means": ("block_means:block_means", True),
-        "pooled_keys": ("pooled_keys:pooled_keys", False),
+        "pooled_keys": ("pooled_keys:pooled_keys", True),
         "index_scores": ("token_index:index_scores", False),
         "block_index_scores": ("block_index:block_index_scores", False),
         "latent_attention": ("latent_attention:latent_attention", False),

@@ -14,11 +14,21 @@ def pooled_keys(packed: StateView, ape: Tensor, batch: ForwardBatch) -> tuple[Te
 
     `packed` holds [key D | gate score D] of every token, this step's too; ape [size, D] has a row per place in a pool.
     Pools begin at multiples of `size`. Each channel's keys are weighted by the softmax, over the pool, of gate score +
-    ape in float32; products and sum are in the state's dtype.
+    ape in float32; products are in the state's dtype. A pool's key does not depend on the other pools of the step.
     """
     size, dim = ape.shape
     rows = torch.nonzero((batch.index >= 0) & ((batch.index + 1) % size == 0)).squeeze(-1)
     tokens = batch.index[rows, None] - torch.arange(size - 1, -1, -1, device=rows.device)  # [C, size]
     keys, gates = entries_at(packed, batch, batch.request[rows, None], tokens).split_with_sizes([dim, dim], dim=-1)
-    shares = torch.softmax(gates.float() + ape.float(), dim=1).to(keys.dtype)  # [C, size, D]
-    return rows, (shares * keys).sum(dim=1)
+    logits = gates.float() + ape.float()  # [C, size, D]
+    grown = (logits - logits.amax(dim=1, keepdim=True)).exp()
+    shares = (grown / _total(grown)[:, None]).to(keys.dtype)
+    return rows, _total((shares * keys).float()).to(keys.dtype)
+
+
+def _total(parts: Tensor) -> Tensor:
+    """The sum over the pool of parts [C, size, D], in order of tokens: torch's own order depends on C."""
+    total = parts[:, 0]
+    for place in range(1, parts.shape[1]):
+        total = total + parts[:, place]
+    return total

@@ -13,6 +13,7 @@ from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextIndexer
 
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.components import PooledIndexer
+from rtp_kernel.ops.pooled_keys import pooled_keys
 
 MIXES: dict[str, dict[str, Any]] = {
     "prefill": {"requests": [(0, 11), (0, 4), (0, 1)], "decodes": 0},
@@ -104,6 +105,24 @@ def _earlier(batch: ForwardBatch, request: int, held: int, size: int) -> Forward
 def test_selects_what_the_reference_selects(mix: Any, name: str, pool: int, top_k: int) -> None:
     case = Indexed(mix(**MIXES[name], block_size=8), pool, top_k)
     assert case.run() == case.dense()
+
+
+@pytest.mark.parametrize("dim", [1, 14, 64])
+def test_a_key_is_the_same_whatever_else_is_pooled(mix: Any, dim: int) -> None:
+    """Bit for bit, and the softmax-weighted mean of its own tokens."""
+    batch, kv = mix(requests=[(0, 40), (0, 9), (0, 3), (0, 26)], decodes=0, block_size=8).build()
+    packed = StateView(torch.randn(*kv.data.shape[:2], 2 * dim), 0)
+    ape = torch.randn(4, dim)
+    rows, keys = pooled_keys(packed, ape, batch)
+    assert len(rows) == 10 + 2 + 0 + 6
+    table = batch.groups[0].block_table
+    assert table is not None
+    for row, key in zip(rows.tolist(), keys, strict=True):
+        alone = replace(batch, index=torch.where(torch.arange(batch.num_tokens) == row, batch.index, -1))
+        assert torch.equal(pooled_keys(packed, ape, alone)[1][0], key)
+        place = batch.index[row] - torch.arange(3, -1, -1)
+        held = packed.data[table[batch.request[row], place // 8].long(), place % 8]
+        torch.testing.assert_close(key, ((held[:, dim:] + ape).softmax(0) * held[:, :dim]).sum(0))
 
 
 def test_fewer_tokens_than_a_pool_are_refused() -> None:
