@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rtp_kernel.batch import Build, ForwardBatch, ModelState, StateView
 from rtp_kernel.components import (
+    Activation,
     CausalConv,
     Embedding,
     GatedDeltaRule,
@@ -54,13 +55,14 @@ class Glm5NextTextForgetGate(nn.Module):
         self.dt_bias = parameter(linear_size(config), dtype=torch.float32)
         self.A_log = parameter(self.num_heads, dtype=torch.float32)
         self.safe_gate_lower_bound = config.linear_lower_bound
+        self.sigmoid = Activation("sigmoid")
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden] to the log of the decay, [tokens, heads, dim] float32, at most 0."""
         g = (self.f_b_proj(self.f_a_proj(hidden)).float() + self.dt_bias).view(-1, self.num_heads, self.head_dim)
         decay_rate = torch.exp(self.A_log).view(-1, 1)
         if self.safe_gate_lower_bound is not None:
-            bounded: Tensor = self.safe_gate_lower_bound * torch.sigmoid(decay_rate * g)
+            bounded: Tensor = self.safe_gate_lower_bound * self.sigmoid(decay_rate * g)
             return bounded
         return -decay_rate * torch.where(g > 20.0, g, torch.log(1.0 + torch.exp(g)))
 
@@ -74,6 +76,7 @@ class Glm5NextTextLinearAttention(nn.Module):
         self.conv1d = CausalConv(3 * size, config.linear_conv_kernel_dim, config.hidden_act, dtype=torch.float32)
         self.forget_gate = Glm5NextTextForgetGate(config)
         self.b_proj = Linear(hidden, self.num_heads)
+        self.sigmoid = Activation("sigmoid")
         self.delta_rule = GatedDeltaRule(self.num_heads, self.num_heads, self.head_dim, self.head_dim)
         self.g_a_proj = Linear(hidden, self.head_dim)
         self.g_b_proj = Linear(self.head_dim, size)
@@ -85,7 +88,7 @@ class Glm5NextTextLinearAttention(nn.Module):
         mixed_qkv = self.conv1d(torch.cat(self.qkv_proj(hidden), dim=-1), batch, state["conv"])
         q, k, v = (part.view(by_head) for part in mixed_qkv.chunk(3, dim=-1))
         g = self.forget_gate(hidden)
-        beta = torch.sigmoid(self.b_proj(hidden))
+        beta = self.sigmoid(self.b_proj(hidden))
         core_attn_out = self.delta_rule(q, k, v, g, beta, batch, state["state"])
         gate = self.g_b_proj(self.g_a_proj(hidden)).view(by_head)
         output: Tensor = self.o_proj(self.o_norm(core_attn_out, gate).flatten(1))
@@ -197,7 +200,9 @@ class Glm5NextTextDecoderLayer(nn.Module):
 
 class Glm5NextTextHyperHead(nn.Module):
     def forward(self, streams: Tensor) -> Tensor:
-        return streams.mean(dim=1)
+        """The mean over [tokens, hc_mult, hidden], summed in order: torch's own order depends on the batch."""
+        first, *others = streams.float().unbind(1)
+        return (sum(others, start=first) / streams.shape[1]).to(streams.dtype)
 
 
 class Glm5NextTextModel(nn.Module):
