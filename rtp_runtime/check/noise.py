@@ -15,8 +15,9 @@ from torch import Tensor
 
 from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.compare import LOGITS_TOLERANCE, MODULE_TOLERANCE, RelativeError, logits_error, tolerance
+from rtp_runtime.check.names import layer_of
 from rtp_runtime.check.pairs import pair_tensors
-from rtp_runtime.check.paths import OtherPath, other_paths
+from rtp_runtime.check.paths import Effort, OtherPath, other_paths
 from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.report import Inconsistency
 
@@ -118,11 +119,12 @@ class Replay:
 
 
 def add_noise(
-    noise: Noise, reference: Reference, prompt: str, ids: Sequence[int], first: tuple[Tensor, Capture], thorough: bool
+    noise: Noise, reference: Reference, prompt: str, ids: Sequence[int], first: tuple[Tensor, Capture], effort: Effort
 ) -> None:
     """Run the reference's other paths over one prompt, of which `first` is what a full forward gave."""
     logits, capture = first
-    for path in other_paths(reference, len(ids), thorough):
+    recurrent = len({layer_of(name, reference.layers) for name in capture.attention}) < len(reference.layers)
+    for path in other_paths(reference, len(ids), effort, recurrent):
         noise.tried |= {path.name} if path.independent else set()
         try:
             other = path.logits(reference, ids)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,10 @@ from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.reference import WHOLE, Feeding, Reference, Tell
 
 BATCHED_TOKENS = 64
+SEVERAL = 5
+"""Chunks: every way to cut a prompt rounds otherwise, and one alone may happen to round alike."""
+SHORT = 64
+"""A prompt of at most this length is also run with each of its tokens alone where layers are recurrent."""
 SINGLE_STEPS = 4
 """Tokens that are fed one at a time after a prefill."""
 BATCH = "batch of two"
@@ -48,21 +53,42 @@ class OtherPath:
                 reference.replay(ids, capture, tell, self.feeding)
 
 
-def other_paths(reference: Reference, num_tokens: int, own_positions: bool) -> Iterator[OtherPath]:
-    """What this model offers. `own_positions`: also run its cache without saying where the tokens stand."""
-    yield OtherPath(BATCH)
-    for name, setting in _settings(reference.model):
-        yield OtherPath(name, setting=setting)
+class Effort(Enum):
+    """How much of the reference is compared with itself on a prompt."""
+
+    LOGITS = 0
+    """The logits through its cache: a norm of small values lets some token's drift, in any prompt."""
+    MODULES = 1
+    """All paths, and module by module."""
+    ALL = 2
+    """Also the cache without saying where the tokens stand."""
+
+
+def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent: bool) -> Iterator[OtherPath]:
+    """What this model offers. `recurrent`: some layers compute otherwise over a prompt than token by token."""
+    modules = effort is not Effort.LOGITS
+    if modules:
+        yield OtherPath(BATCH)
+        for name, setting in _settings(reference.model):
+            yield OtherPath(name, setting=setting)
     if num_tokens < 2:
         return
     middle, start = num_tokens // 2, max(1, num_tokens - SINGLE_STEPS)
+    if reference.is_small and num_tokens > SEVERAL:
+        size = -(-num_tokens // SEVERAL)
+        chunks = [min(size, num_tokens - place) for place in range(0, num_tokens, size)]
+        yield OtherPath("cache, in several chunks", Feeding(tuple(chunks)), independent=True, measures_modules=False)
+    if recurrent and reference.is_small and effort is not Effort.MODULES and num_tokens <= SHORT:
+        yield OtherPath(
+            "cache, every token alone", Feeding((1,) * num_tokens), independent=True, measures_modules=False
+        )
     plans = {
         "cache, in two chunks": (middle, num_tokens - middle),
         "cache, one token at a time": (start, *[1] * (num_tokens - start)),
     }
     for name, parts in plans.items():
-        yield OtherPath(name, Feeding(parts), independent=True)
-    for name, parts in plans.items() if own_positions else ():
+        yield OtherPath(name, Feeding(parts), independent=True, measures_modules=modules)
+    for name, parts in plans.items() if effort is Effort.ALL else ():
         yield OtherPath(
             f"{name}, positions left to the model", Feeding(parts, False), independent=True, measures_modules=False
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rtp_runtime.check.capture import Capture
-from rtp_runtime.check.names import find_layers, holds_layers, layer_of
+from rtp_runtime.check.names import find_layers, holds_layers, layer_of, parent_of, relative_name
 from rtp_runtime.check.ours import ModuleError
 from rtp_runtime.check.probe_table import ProbeKey, ProbeTable
 from rtp_runtime.check.probes import ProbeRun
@@ -128,12 +128,21 @@ class ProbeStage:
         assert self._fused is not None
         extra = extra_modules(model.module, set(self._called), self._fused.names())
         extra = [name for name in extra if name not in session.reference.modules]
-        ours = {name for name, _ in model.module.named_modules()}
-        missing = [name for name in absent if name not in ours and self._has_parameters(name)]
+        missing = self._suspects(absent, {finding.module for finding in findings})
         return [_blame(finding, missing, extra) for finding in findings]
 
-    def _has_parameters(self, name: str) -> bool:
-        return any(True for _ in self._session.reference.modules[name].parameters())
+    def _suspects(self, absent: Sequence[str], wrong: set[str]) -> list[str]:
+        """Of the modules that ours does not call, those that may be at fault.
+
+        Not those that are called and only give nothing comparable, nor those that hold no parameters, nor those that
+        are absent in layers that match too, as an up-projection that attention takes the weight of.
+        """
+        assert self._table is not None
+        session, layers = self._session, self._table.layers
+        called, right = self._table.called_modules(), [name for name in absent if parent_of(name) not in wrong]
+        innocent = {relative_name(name, layers) for name in right}
+        held = [name for name in absent if any(True for _ in session.reference.modules[name].parameters())]
+        return [name for name in held if name not in called and relative_name(name, layers) not in innocent]
 
 
 def _blame(finding: Finding, absent: Sequence[str], extra: Sequence[str]) -> Finding:

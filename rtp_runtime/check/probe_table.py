@@ -137,6 +137,10 @@ class ProbeTable:
     def judged_modules(self) -> set[str]:
         return {key.module for key in self.keys()}
 
+    def called_modules(self) -> set[str]:
+        """The reference's modules of which ours was called, whether or not that gave something to compare."""
+        return {key.module for key in self._probes}
+
     def num_ties(self, what: str) -> int:
         """Tokens for which other "experts" or "places" were chosen among equals."""
         every = (probe for probes in self._probes.values() for probe in probes.values())

@@ -12,6 +12,7 @@ from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.noise import MOST_NOISE, Noise, add_noise
 from rtp_runtime.check.options import CheckOptions
 from rtp_runtime.check.ours import OurModel, Output
+from rtp_runtime.check.paths import Effort
 from rtp_runtime.check.prompts import Prompt, PromptLimits, draw_prompt, make_prompts
 from rtp_runtime.check.reference import Continuation, Reference
 from rtp_runtime.check.structure import LayerKind, layer_kinds
@@ -68,8 +69,8 @@ class Session:
     """Layer -> (places that it selects, places that it selected them from at most)."""
     first_ties: dict[str, int] = field(default_factory=dict)
     """Prompt -> its first token whose experts changed by a tie; logits from there on say nothing."""
-    noisy: set[str] = field(default_factory=set)
-    """Names of the prompts on which the reference is compared with itself."""
+    noisy: dict[str, Effort] = field(default_factory=dict)
+    """Prompts on which the reference is compared with itself, and how."""
     whole: dict[str, Output] = field(default_factory=dict)
     """What ordinary runs of the prompts gave, one after another."""
     unsound_continuations: list[str] = field(default_factory=list)
@@ -114,7 +115,10 @@ def make_cases(
     prompts = make_prompts(limits, options.seed, encode, options.prompts)
     prompts = [prompt for prompt in prompts if max(prompt.ids) < limits.vocab_size]
     longest = max(prompts, key=len)
-    session.noisy = {longest.name} | ({prompts[0].name} if session.reference.is_small else set())
+    session.noisy = {longest.name: Effort.MODULES}
+    if session.reference.is_small:
+        few = dict.fromkeys((prompt.name for prompt in prompts), Effort.LOGITS)
+        session.noisy = few | {longest.name: Effort.MODULES, prompts[0].name: Effort.ALL}
     for prompt in prompts:
         yield _make_case(session, prompt)
     fruitless = 0
@@ -187,7 +191,6 @@ def measure_noise(session: Session, case: Case, capture: Capture) -> None:
     known = session.reference.known
     if question not in known:
         known[question] = Noise()
-        thorough = case.name == session.cases[0].name
         first = (case.logits, capture)
-        add_noise(known[question], session.reference, case.name, case.sequence, first, thorough)
+        add_noise(known[question], session.reference, case.name, case.sequence, first, session.noisy[case.name])
     session.noise.merge(known[question])

@@ -362,8 +362,8 @@ FAULTS = (
         "mixed batch changes the result",
         "modes",
         "0.self_attn",
-        0.34,
-        op=("paged_attention", "OtherRequestsKeys"),
+        0.103,
+        op=("paged_attention", "BlindInCompany"),
     ),
     qwen3(
         "positions_restart",

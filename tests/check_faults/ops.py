@@ -77,18 +77,12 @@ class NarrowSoftmax(FaultyAttention):
         return out
 
 
-class OtherRequestsKeys(FaultyAttention):
-    """Two decoding requests read each other's blocks when a prefill chunk is in the step."""
+class BlindInCompany(FaultyAttention):
+    """A decoding request does not see its latest token when a prefill chunk is in the step."""
 
     regimes = ("decode",)
 
     def __call__(self, q: Tensor, kv: StateView, batch: ForwardBatch, span: Span, **options: Any) -> Tensor:
-        if batch.num_decodes > 1 and batch.num_requests > batch.num_decodes:
-            table = batch.groups[kv.group].block_table
-            assert table is not None
-            order = torch.arange(len(table))
-            order[:2] = torch.tensor([1, 0])
-            groups = list(batch.groups)
-            groups[kv.group] = replace(groups[kv.group], block_table=table[order])
-            batch = replace(batch, groups=tuple(groups))
+        if batch.num_requests > batch.num_decodes:
+            batch = replace(batch, index=batch.index - 1)
         return super().__call__(q, kv, batch, span, **options)

@@ -13,6 +13,8 @@ from rtp_runtime.check.reference import Reference
 from rtp_runtime.testing.tiny_models import write_tiny
 
 LENGTHS = (10, 14, 40)
+KINDS = ("qwen3_next", "qwen4_exp", "deepseek_v32", "deepseek_v4", "glm5_next", "minimax", "minimax_m3_vl")
+"""Recurrences, selections of tokens, blocks and entries, compressed context, residual streams, wrappers."""
 PLAIN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """The tiny checkpoints of every model are checked where each plugin is alone (tools/alone)."""
 
@@ -46,6 +48,23 @@ def test_tiny_checkpoint_passes(
     assert max(measure.error for measure in probes.measures) < 2e-6
     assert all(entry["visited"] == entry["of"] for entry in report.coverage["experts"].values())
     assert all(entry["crossed_twice"] for entry in report.coverage["windows"])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_tiny_checkpoint_of_each_kind_passes(
+    name: str, checkpoint: Callable[[str], Path], reference: Callable[[str], Reference]
+) -> None:
+    report = run_check(options(checkpoint(name)), reference=reference(name))
+    assert (report.verdict, report.exit, report.failed) == ("MATCH", 0, [])
+    assert not [item for item in report.not_judged if item.required]
+    probes = next(stage for stage in report.stages if stage.name == "probes")
+    assert all(measure.ok for measure in probes.measures)
+    selecting = [entry for entry in report.coverage["selections"] if entry["left_out"]]
+    places = [measure for measure in probes.measures if measure.column.endswith(" selection")]
+    assert len(places) >= len(selecting)
+    assert all(entry["closed_twice"] for entry in report.coverage["compressed"])
+    modes = {measure.column for stage in report.stages if stage.name == "modes" for measure in stage.measures}
+    assert "again from a cached prefix" in modes
 
 
 @pytest.mark.parametrize(("name", "seed"), [("qwen2", 3), ("qwen3_moe", 5)])

@@ -12,6 +12,7 @@ import torch
 from rtp_runtime.check import CheckOptions, run_check
 from rtp_runtime.check.names import Naming, find_layers, match_names
 from rtp_runtime.check.noise import Noise, add_noise
+from rtp_runtime.check.paths import Effort
 from rtp_runtime.check.reference import Feeding, Reference
 
 LENGTHS = (10, 14, 40)
@@ -21,7 +22,7 @@ References = Callable[[str], Reference]
 def measured(reference: Reference, num_tokens: int = 40) -> Noise:
     ids = [(7 * place + 3) % 300 for place in range(num_tokens)]
     noise = Noise()
-    add_noise(noise, reference, "a prompt", ids, reference.capture(ids), thorough=True)
+    add_noise(noise, reference, "a prompt", ids, reference.capture(ids), Effort.ALL)
     return noise
 
 
@@ -44,7 +45,7 @@ def test_inconsistent_reference_still_judges_by_its_sound_path(
     )
     assert (report.verdict, report.exit) == ("MATCH", 0)
     data = report.to_json()
-    assert len(data["reference_inconsistent"]) == 3
+    assert len(data["reference_inconsistent"]) == 4
     assert "one token at a time" in data["judged_by"]
 
 
