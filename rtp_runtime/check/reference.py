@@ -210,15 +210,11 @@ class Reference:
     def continuation(self, ids: Sequence[int], num_tokens: int) -> Continuation:
         """Greedy tokens after a prompt; end-of-sequence ids do not stop it.
 
-        One prefill, then one token at a time through the cache, with every position said; or with no cache where the
-        reference has none for such layers.
+        One prefill, then one token at a time through the cache, with every position said.
         """
         question = ("continuation", tuple(ids), num_tokens)
         if question not in self.known:
-            try:
-                self.known[question] = self._continue(list(ids), num_tokens)
-            except ValueError:  # transformers' cache counts its tokens by attention layers, and refuses without any
-                self.known[question] = self.continuation_by_full_forwards(ids, num_tokens)
+            self.known[question] = self._continue(list(ids), num_tokens)
         known: Continuation = self.known[question]
         return known
 
@@ -262,16 +258,45 @@ class Reference:
             self._cache = None
 
     def _step(self, ids: Sequence[int], part: range, feeding: Feeding) -> Tensor:
-        """[1, tokens of the part, vocab]. The model makes a cache of its own kind in the first step."""
-        more: dict[str, Any] = {"use_cache": bool(feeding.parts)}
-        if feeding.parts and feeding.positions:
+        """[1, tokens of the part, vocab]. The model makes a cache of its own kind in the first step, if it can."""
+        more: dict[str, Any] = {"input_ids": torch.tensor([list(ids[part.start : part.stop])])}
+        more["use_cache"] = bool(feeding.parts)
+        said = bool(feeding.parts) and feeding.positions
+        if said:
             more["position_ids"] = torch.arange(part.start, part.stop)[None]
         if part.start:
-            more[self._cache_argument] = self._cache
-        output = self.model(input_ids=torch.tensor([list(ids[part.start : part.stop])]), **more)
+            more[self._cache_argument] = _told(self._cache, part.start) if said else self._cache
+        try:
+            output = self.model(**more)
+        except ValueError:
+            if not said or part.start:
+                raise
+            import transformers
+
+            cache = transformers.DynamicCache(config=self.config.get_text_config())
+            output = self.model(**more, **{self._cache_argument: _told(cache, 0)})
         self._cache = getattr(output, self._cache_argument, None) if feeding.parts else None
         logits: Tensor = output.logits.float()
         return logits
+
+
+def _told(cache: Any, num_tokens: int) -> Any:
+    """The cache, told how many tokens it holds where it refuses to count them."""
+    if _refuses_to_count(cache):
+        cache.get_seq_length = lambda *_, **__: num_tokens
+        cache.get_mask_sizes = lambda query_length, *_, **__: (num_tokens + query_length, 0)
+    return cache
+
+
+def _refuses_to_count(cache: Any) -> bool:
+    """transformers' cache counts its tokens by attention layers, and raises without any."""
+    if "get_seq_length" in vars(cache):
+        return True
+    try:
+        cache.get_seq_length()
+    except ValueError:
+        return True
+    return False
 
 
 def _with_first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Tensor) -> Any:
