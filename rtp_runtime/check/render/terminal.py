@@ -88,6 +88,8 @@ def _modes(report: CheckReport) -> Table:
 
 def _coverage(report: CheckReport) -> Table:
     table = _table("exercised", "", title="Coverage")
+    table.columns[0].no_wrap = False  # kinds of layers have long names, and what stands beside them must show
+    table.columns[1].min_width = 24
     for subject, words in coverage_rows(report):
         table.add_row(subject, words)
     for path, value, amiss in reference_rows(report):
