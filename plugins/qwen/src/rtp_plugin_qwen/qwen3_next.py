@@ -224,14 +224,14 @@ class Qwen3NextForCausalLM(nn.Module):
 MTP = Skip(r"mtp\..*", "multi-token prediction: drafts are made without it")
 
 
-def layers_of(config: Any, kind: str) -> dict[str, Sequence[int]]:
-    """The layers of one type, as the `over` of a weight."""
-    return {"layer": [layer for layer, each in enumerate(config.layer_types) if each == kind]}
+def layers_of(config: Any, *kinds: str) -> dict[str, Sequence[int]]:
+    """The layers of these types, as the `over` of a weight."""
+    return {"layer": [layer for layer, each in enumerate(config.layer_types) if each in kinds]}
 
 
-def full_attention_weights(config: Any, kind: str = FULL) -> list[Descriptor]:
+def full_attention_weights(config: Any, *kinds: str) -> list[Descriptor]:
     """Fused q (with its gate), k and v, the output projection, and the norms of q and k."""
-    hidden, over, prefix = config.hidden_size, layers_of(config, kind), LAYER + "self_attn."
+    hidden, over, prefix = config.hidden_size, layers_of(config, *(kinds or (FULL,))), LAYER + "self_attn."
     heads = Axis("q heads", config.num_attention_heads, config.head_dim)
     gated = Axis("q heads", config.num_attention_heads, 2 * config.head_dim)
     kv_heads = Axis("kv heads", config.num_key_value_heads, config.head_dim, replicable=True)

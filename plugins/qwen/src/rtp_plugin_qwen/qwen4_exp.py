@@ -49,7 +49,8 @@ from .qwen3_next import (
 )
 from .qwen4_exp_ple import Qwen4ExpTextPLELayer, ple_states, ple_weights
 
-INDEXED = "indexed_attention"
+INDEXED = ("indexed_attention", "qwen_sparse_attention")
+"""A layer type's name, and the one that transformers 5.17 had for it."""
 INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 
@@ -249,7 +250,7 @@ def residual_weights(config: Any) -> list[Descriptor]:
 
 
 def indexer_weights(config: Any) -> list[Descriptor]:
-    over = layers_of(config, INDEXED)
+    over = layers_of(config, *INDEXED)
     prefix, dim = LAYER + "self_attn.indexer.", config.indexer_head_dim
     rows = (config.indexer_n_heads + config.indexer_kv_heads) * dim
     return [
@@ -269,7 +270,7 @@ def common_weights(config: Any, layers: dict[str, list[int]]) -> list[Descriptor
         _weight("model.embed_tokens.weight", table, {}),
         head,
         *residual_weights(config),
-        *full_attention_weights(config, INDEXED),
+        *full_attention_weights(config, *INDEXED),
         *indexer_weights(config),
         *delta_net_weights(config, flat_in_projections(config)),
         _weight(LAYER + "mlp.gate.weight", (config.num_experts, hidden), layers),
@@ -294,7 +295,7 @@ def state_descriptors(config: Any) -> StateDescriptors:
     layers: list[Mapping[str, StateDescriptor]] = []
     for layer, kind in enumerate(text.layer_types):
         states: dict[str, StateDescriptor] = dict(layer_states(text, kind))
-        if kind == INDEXED:
+        if kind in INDEXED:
             dim, ratio = text.indexer_head_dim, text.indexer_compress_ratio
             states["index"] = PagedState(axes={"index": dim})
             states["position"] = PagedState(axes={"axis": 3}, dtype="int64")
@@ -308,9 +309,10 @@ def state_descriptors(config: Any) -> StateDescriptors:
 def accepts(config: Any) -> Support:
     """Only layers of the two types that the reference computes, and an indexer where one is needed."""
     text = text_config(config)
-    others = sorted(set(text.layer_types) - {LINEAR, INDEXED})
-    missing = [name for name in INDEXER if getattr(text, name) is None] if INDEXED in text.layer_types else []
+    others = sorted(set(text.layer_types) - {LINEAR, *INDEXED})
+    indexed = not set(INDEXED).isdisjoint(text.layer_types)
+    missing = [name for name in INDEXER if getattr(text, name) is None] if indexed else []
     return Support.unless(
-        bool(others) and f"layer_types {', '.join(others)}: only {LINEAR} and {INDEXED} are known",
-        bool(missing) and f"{', '.join(missing)} missing: {INDEXED} chooses by them",
+        bool(others) and f"layer_types {', '.join(others)}: only {LINEAR} and {INDEXED[0]} are known",
+        bool(missing) and f"{', '.join(missing)} missing: {INDEXED[0]} chooses by them",
     )
