@@ -23,7 +23,7 @@ from rtp_runtime.check.report import Inconsistency
 
 SOUND = 10.0
 """A path counts as noise while it disagrees by less than this many tolerances."""
-MOST_NOISE = 1e-3
+MOST_NOISE = 5e-3
 """Rounding grows from layer to layer: logits of a path whose modules all agree may be this far off, and be noise."""
 FULL = "one full forward"
 

@@ -19,7 +19,7 @@ from rtp_runtime.check.reference import WHOLE, Feeding, Reference, Tell
 BATCHED_TOKENS = 64
 SEVERAL = 5
 """Chunks: every way to cut a prompt rounds otherwise, and one alone may happen to round alike."""
-SHORT = 64
+SHORT = 96
 """A prompt of at most this length is also run with each of its tokens alone where layers are recurrent."""
 SINGLE_STEPS = 4
 """Tokens that are fed one at a time after a prefill."""
