@@ -127,6 +127,8 @@ def make_cases(
         if visited == sum(session.num_experts.values()) or fruitless == MAX_FRUITLESS:
             return
         drawn = draw_prompt(limits, min(96, limits.max_tokens), options.seed + 100 + number)
+        if session.reference.is_small:
+            session.noisy[drawn.name] = Effort.LOGITS
         yield _make_case(session, drawn, extra=True)
         fruitless = 0 if _num_visited(session) > visited else fruitless + 1
 

@@ -76,7 +76,7 @@ def test_strings_are_resolved_when_first_asked() -> None:
 
 
 def test_an_unknown_op_is_refused_with_the_known() -> None:
-    with pytest.raises(OpSelectionError, match='op "fold" is unknown; known: .*embedding, '):
+    with pytest.raises(OpSelectionError, match=r'op "fold" is unknown; known: .*embedding, '):
         default_registry().select("fold", _context())
 
 

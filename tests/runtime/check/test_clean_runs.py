@@ -13,7 +13,7 @@ from rtp_runtime.check.reference import Reference
 from rtp_runtime.testing.tiny_models import write_tiny
 
 LENGTHS = (10, 14, 40)
-KINDS = ("qwen3_next", "qwen4_exp", "deepseek_v32", "deepseek_v4", "glm5_next", "minimax", "minimax_m3_vl")
+KINDS = ("qwen3_next", "deepseek_v32", "deepseek_v4", "minimax_m3_vl")
 """Recurrences, selections of tokens, blocks and entries, compressed context, residual streams, wrappers."""
 PLAIN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """The tiny checkpoints of every model are checked where each plugin is alone (tools/alone)."""
