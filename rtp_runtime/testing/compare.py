@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,10 @@ TOLERANCE = 2e-5
 """Largest difference of logits over their spread, unless the reference's own attention paths differ by more."""
 LENGTHS = (1, 5, 37, 90)
 NUM_BLOCKS = 64
+COMPANY: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {"in one batch": {}, "two at a time": {"max_num_seqs": 2, "max_num_batched_tokens": 24}}
+)
+"""Ways in which prompts run with others: limits of the engine."""
 MOST_NOISE = 1e-3
 PADDING = 7
 
@@ -166,18 +171,15 @@ def assert_modes_match(case: Case) -> None:
             assert_logits_match(case, llm, f"chunks of {chunk}", longest)
 
 
-def assert_greedy_matches(case: Case, new_tokens: int = 8) -> None:
+def assert_greedy_matches(case: Case, new_tokens: int = 8, modes: Sequence[str] = tuple(COMPANY)) -> None:
     """Prompts run together, and with room for too few of them at a time, continue as the reference does alone."""
     from rtp_runtime import SamplingParams
 
     prompts = case.prompts(seed=1)
     wanted = [_continuation(case.reference, ids, new_tokens) for ids in prompts]
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-    for name, limits in {
-        "in one batch": {},
-        "two at a time": {"max_num_seqs": 2, "max_num_batched_tokens": 24},
-    }.items():
-        with case.engine(**limits) as llm:
+    for name in modes:
+        with case.engine(**COMPANY[name]) as llm:
             for ids, output, expected in zip(prompts, llm.generate(prompts, params), wanted, strict=True):
                 _assert_same_tokens(case, ids, list(output.token_ids), expected, name)
 
@@ -208,12 +210,15 @@ def _has_attention(config: Any) -> bool:
 
 
 def check_tiny(name: str, seed: int = 0, plugins: Sequence[str] = (), **overrides: Any) -> None:
-    """`check_plugin` of the tiny checkpoint `name` (`TINY_NAMES`), its text config changed by `overrides`."""
+    """`check_plugin` of the tiny checkpoint `name` (`TINY_NAMES`), its text config changed by `overrides`.
+
+    A changed config runs its prompts in company in the narrower way only, which has both kinds of step.
+    """
     from rtp_runtime.testing.tiny_models import write_tiny
 
     with tempfile.TemporaryDirectory() as directory:
         write_tiny(name, directory, seed, **overrides)
-        check_plugin(directory, plugins)
+        check_plugin(directory, plugins, list(COMPANY)[-1:] if overrides else list(COMPANY))
 
 
 def _assert_same_tokens(case: Case, ids: list[int], found: list[int], wanted: list[int], what: str) -> None:
@@ -255,8 +260,13 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
         yield from load_file(file).items()
 
 
-def check_plugin(model_dir: str | Path, plugins: Sequence[str] = ()) -> None:
+def check_plugin(model_dir: str | Path, plugins: Sequence[str] = (), company: Sequence[str] = tuple(COMPANY)) -> None:
     """Hold the plugin that serves a tiny checkpoint against transformers: all that `ModelConformance` tests.
+
+    Args:
+        model_dir: the checkpoint.
+        plugins: plugin modules to load besides those that are installed.
+        company: ways in which prompts run with others, of `COMPANY`.
 
     Raises:
         AssertionError: the first comparison that fails, with its numbers.
@@ -267,5 +277,5 @@ def check_plugin(model_dir: str | Path, plugins: Sequence[str] = ()) -> None:
         with case.engine() as llm:
             assert_logits_match(case, llm, "whole prompts")
         assert_modes_match(case)
-        assert_greedy_matches(case)
+        assert_greedy_matches(case, modes=company)
         assert_export_complete(case)
