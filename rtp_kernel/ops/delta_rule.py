@@ -18,12 +18,11 @@ from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.ops.state import decode_steps, leave_copies, prefill_runs
 
 CHUNK = 64
-"""Tokens of one parallel chunk when a head decays as a whole, as in the references."""
-CHANNEL_CHUNK = 16
-"""Tokens of one parallel chunk when each channel decays on its own: its pairs hold key dim numbers each."""
+"""Tokens of one parallel chunk, as in the references."""
 SEGMENT = 1024
-CHANNEL_SEGMENT = 128
-"""Tokens whose chunks are prepared together, likewise: bounds the memory of a long prompt."""
+CHANNEL_SEGMENT = CHUNK
+"""Tokens whose chunks are prepared together: bounds the memory of a long prompt. Where each channel decays on its own,
+the pairs of a chunk hold key dim numbers each."""
 
 
 def gated_delta_rule(
@@ -133,7 +132,7 @@ def chunked(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
     only chunks follow each other in a loop.
     """
     length, value_dim = tokens.q.shape[0], tokens.v.shape[-1]
-    size = min(length, CHUNK if tokens.g.shape[-1] == 1 else CHANNEL_CHUNK)
+    size = min(length, CHUNK)
 
     def chunks(part: Tensor) -> Tensor:
         padded = functional.pad(part, (0, 0, 0, 0, 0, -length % size))
@@ -161,22 +160,13 @@ def chunked(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
 def decays(g: Tensor) -> Tensor:
     """[..., i, j, dim] = exp(g_(j+1) + ... + g_i) for j <= i, else 0, of g [..., size, dim].
 
-    One decay per head: the difference of two sums from the start of the chunk, which rounds as the references do. One
-    per channel: summed for each pair, since shorter chunks than theirs round differently anyhow, and the difference
-    loses what a strong decay leaves.
+    By the difference of two sums from the start of the chunk, which rounds as the references do.
     """
-    size, dim = g.shape[-2:]
-    if dim == 1:
-        later = torch.ones(size, size, dtype=torch.bool, device=g.device).triu(1)  # j > i
-        total = g.cumsum(dim=-2)
-        between = total - total.transpose(-1, -2)
-        return between.masked_fill_(later, float("-inf")).exp_().unsqueeze(-1)
-    total = g.new_full((*g.shape[:-1], size, dim), float("-inf"))
-    total[..., 0, 0, :] = 0
-    for i in range(1, size):
-        torch.add(total[..., i - 1, :i, :], g[..., i, None, :], out=total[..., i, :i, :])
-        total[..., i, i, :] = 0
-    return total.exp_()
+    size = g.shape[-2]
+    later = torch.ones(size, size, dtype=torch.bool, device=g.device).triu(1)  # j > i
+    total = g.cumsum(dim=-2)
+    between = total.unsqueeze(-2) - total.unsqueeze(-3)
+    return between.masked_fill_(later.unsqueeze(-1), float("-inf")).exp_()
 
 
 def decayed_products(lefts: Sequence[Tensor], right: Tensor, between: Tensor) -> Sequence[Tensor]:
