@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from rtp_runtime.check import CheckOptions, run_check
+from rtp_runtime.check.loading import load_reference
 from rtp_runtime.check.names import Naming, find_layers, match_names
 from rtp_runtime.check.noise import Noise, add_noise
 from rtp_runtime.check.paths import Effort
 from rtp_runtime.check.reference import Feeding, Reference
+from rtp_runtime.testing.tiny_models import write_tiny
 
 LENGTHS = (10, 14, 40)
 References = Callable[[str], Reference]
@@ -70,6 +72,19 @@ def test_recurrences_differ_from_their_chunks_by_rounding(reference: References)
     noise = measured(reference("qwen3_next"))
     assert not noise.inconsistent
     assert any(".linear_attn" in name and error > 0 for name, error in noise.modules.items())
+
+
+def test_recurrent_layers_alone_have_their_cached_paths(tmp_path: Path) -> None:
+    """transformers' cache counts tokens by attention layers, and refuses without any unless it is told."""
+    layers = {"num_hidden_layers": 1, "layer_types": ["linear_attention"], "mlp_only_layers": []}
+    write_tiny("qwen3_next", tmp_path, **layers)
+    noise = measured(load_reference(tmp_path))
+    assert noise.is_sound and "cache, one token at a time" in noise.confirmed_by
+    assert {name for name, found in noise.inconsistent.items() if found.raised} == {
+        f"cache, {feeding}, positions left to the model" for feeding in ("in two chunks", "one token at a time")
+    }
+    report = run_check(CheckOptions(model=tmp_path, lengths=LENGTHS, num_new_tokens=6))
+    assert (report.verdict, report.exit) == ("MATCH", 0)
 
 
 def test_decoder_inside_a_wrapper_speaks_our_names(reference: References) -> None:
