@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.ops.selection import selected
+from rtp_kernel.ops.state import gather_state, write_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,7 @@ def spans(batch: ForwardBatch) -> tuple[tuple[str, Span], ...]:
 
 def write_kv(k: Tensor, v: Tensor, kv: StateView, batch: ForwardBatch, *, plan: Any = None) -> None:
     """Put k and v [T, kv heads, D] where the step's slot mapping says; rows mapped to -1 write nothing."""
-    slots = batch.groups[kv.group].slot_mapping[kv.tokens_per_entry]
-    rows = torch.nonzero(slots >= 0).squeeze(-1)
-    slots, entries = slots[rows], kv.data.shape[1]
-    kv.data[slots // entries, slots % entries] = torch.stack((k[rows], v[rows]), dim=1).to(kv.data.dtype)
+    write_state(torch.stack((k, v), dim=1), kv, batch)
 
 
 def paged_attention(
@@ -89,22 +87,18 @@ def chosen_tokens(selection: Tensor, tokens: Tensor, length: int, tokens_per_pla
 
 
 def request_rows(batch: ForwardBatch, span: Span) -> Iterator[tuple[int, range]]:
-    """Requests of the span that have new tokens, each with its rows counted from the span's first row."""
-    start = 0
-    for request in span.requests:
-        length = batch.query_lens[request]
-        if length:
-            yield request, range(start, start + length)
-        start += length
+    """Requests with rows in the span, and these rows from the span's first on; a span may begin inside a request."""
+    stop = 0
+    for request, length in enumerate(batch.query_lens[: span.requests.stop]):
+        start, stop = stop, stop + length
+        first, last = max(start, span.rows.start), min(stop, span.rows.stop)
+        if first < last:
+            yield request, range(first - span.rows.start, last - span.rows.start)
 
 
 def gather_kv(kv: StateView, batch: ForwardBatch, request: int, tokens: range) -> tuple[Tensor, Tensor]:
     """Keys and values [tokens, kv heads, D] of the request's token indices; only the blocks that hold them are read."""
-    table = batch.groups[kv.group].block_table
-    assert table is not None
-    place = torch.arange(tokens.start, tokens.stop, device=kv.data.device)
-    entries = kv.data.shape[1]
-    gathered = kv.data[table[request, place // entries].long(), place % entries]
+    gathered = gather_state(kv, batch, request, tokens)
     return gathered[:, 0], gathered[:, 1]
 
 

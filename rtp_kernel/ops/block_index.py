@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.attention import Span
-from rtp_kernel.ops.latent_attention import row_parts
+from rtp_kernel.ops.attention import Span, request_rows
 from rtp_kernel.ops.state import gather_state
 
 MAX_PRODUCTS = 1 << 24
@@ -30,7 +29,7 @@ def block_index_scores(
     with rows in the span. Rows are taken few at a time, so that beside the result no more than `MAX_PRODUCTS` numbers
     are held.
     """
-    parts = [(request, rows, batch.kv_lens[request]) for request, rows in row_parts(batch, span)]
+    parts = [(request, rows, batch.kv_lens[request]) for request, rows in request_rows(batch, span)]
     runs = max((-(-length // size) for *_, length in parts), default=0)
     out = q.new_full((*q.shape[:2], runs), float("-inf"), dtype=torch.float32)
     for request, rows, length in parts:

@@ -6,7 +6,6 @@ A paged state holds [blocks, entries, R + Dr]: the latent [R], then the rotated 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.attention import Span
+from rtp_kernel.ops.attention import Span, request_rows
 from rtp_kernel.ops.selection import selected
 from rtp_kernel.ops.state import gather_state
 
@@ -60,7 +59,7 @@ def latent_attention(
     dims = LatentDims.of(q, up, view)
     out = q.new_zeros(*q.shape[:2], dims.value)
     attend = attend_absorbed if absorbed else attend_expanded
-    for request, rows in row_parts(batch, span):
+    for request, rows in request_rows(batch, span):
         latents = gather_state(view, batch, request, range(batch.kv_lens[request]))  # [S, R + Dr]
         index = batch.index[rows.start + span.rows.start : rows.stop + span.rows.start]
         part = slice(rows.start, rows.stop)
@@ -69,16 +68,6 @@ def latent_attention(
             visible &= selected(selection[part], len(latents))[:, 0]
         out[part] = attend(q[part], latents, up, visible, scale)
     return out
-
-
-def row_parts(batch: ForwardBatch, span: Span) -> Iterator[tuple[int, range]]:
-    """Requests with rows in the span, and these rows from the span's first on; a span may begin inside a request."""
-    stop = 0
-    for request, length in enumerate(batch.query_lens):
-        start, stop = stop, stop + length
-        first, last = max(start, span.rows.start), min(stop, span.rows.stop)
-        if first < last:
-            yield request, range(first - span.rows.start, last - span.rows.start)
 
 
 def attend_expanded(q: Tensor, latents: Tensor, up: Tensor, visible: Tensor, scale: float) -> Tensor:

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.attention import Span
-from rtp_kernel.ops.latent_attention import row_parts
+from rtp_kernel.ops.attention import Span, request_rows
 from rtp_kernel.ops.state import gather_state
 
 MAX_PRODUCTS = 1 << 24
@@ -35,7 +34,7 @@ def index_scores(
     are taken few at a time, so that beside the result no more than `MAX_PRODUCTS` numbers are held.
     """
     ratio = view.tokens_per_entry
-    parts = [(request, rows, batch.kv_lens[request] // ratio) for request, rows in row_parts(batch, span)]
+    parts = [(request, rows, batch.kv_lens[request] // ratio) for request, rows in request_rows(batch, span)]
     out = q.new_full((len(q), 1, max((length for *_, length in parts), default=0)), float("-inf"), dtype=torch.float32)
     for request, rows, length in parts:
         keys = gather_state(view, batch, request, range(length)).float()  # [S, D]

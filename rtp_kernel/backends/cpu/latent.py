@@ -16,8 +16,8 @@ from torch.nn import functional
 from rtp_kernel.backends.cpu.attention import MAX_GATHERED, DecodeAttention, DecodeCall, decode_calls
 from rtp_kernel.backends.cpu.blocks import RowIndex, gather
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.attention import Span
-from rtp_kernel.ops.latent_attention import LatentDims, expand, row_parts
+from rtp_kernel.ops.attention import Span, request_rows
+from rtp_kernel.ops.latent_attention import LatentDims, expand
 from rtp_kernel.ops.selection import selected
 from rtp_kernel.ops.state import gather_state
 from rtp_kernel.ops.token_index import token_scores
@@ -89,7 +89,7 @@ class LatentPrefill:
     ) -> Tensor:
         dims = LatentDims.of(q, up, view)
         out = q.new_zeros(*q.shape[:2], dims.value)
-        for request, rows in row_parts(batch, span):
+        for request, rows in request_rows(batch, span):
             part = slice(rows.start, rows.stop)
             index = batch.index[span.rows.start + rows.start : span.rows.start + rows.stop]
             chosen = None if selection is None else selection[part]

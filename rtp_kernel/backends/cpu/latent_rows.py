@@ -14,8 +14,8 @@ from torch import Tensor
 from rtp_kernel.backends.cpu.latent import absorb, mix, unabsorb
 from rtp_kernel.backends.cpu.rows import Deterministic
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.attention import Span
-from rtp_kernel.ops.latent_attention import LatentDims, row_parts
+from rtp_kernel.ops.attention import Span, request_rows
+from rtp_kernel.ops.latent_attention import LatentDims
 from rtp_kernel.ops.state import gather_state
 from rtp_kernel.ops.token_index import token_scores
 
@@ -65,7 +65,7 @@ class IndexScoreRows(Deterministic):
         scale: float,
         plan: Any = None,
     ) -> Tensor:
-        lens = [batch.kv_lens[request] // view.tokens_per_entry for request, _ in row_parts(batch, span)]
+        lens = [batch.kv_lens[request] // view.tokens_per_entry for request, _ in request_rows(batch, span)]
         out = torch.full((len(q), 1, max(lens, default=0)), float("-inf"))
         for row, keys in _rows(view, batch, span):
             one = slice(row, row + 1)
@@ -76,7 +76,7 @@ class IndexScoreRows(Deterministic):
 
 def _rows(view: StateView, batch: ForwardBatch, span: Span) -> Iterator[tuple[int, Tensor]]:
     """The span's real rows, counted from its first, each with the entries that it sees, in float32."""
-    for request, rows in row_parts(batch, span):
+    for request, rows in request_rows(batch, span):
         entries = gather_state(view, batch, request, range(batch.kv_lens[request] // view.tokens_per_entry)).float()
         for row in rows:
             yield row, entries[: (int(batch.index[span.rows.start + row]) + 1) // view.tokens_per_entry]

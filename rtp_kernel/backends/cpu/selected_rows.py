@@ -17,7 +17,6 @@ from rtp_kernel.backends.cpu.rows import Deterministic
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.ops.attention import Span, attend, gather_kv, request_rows
 from rtp_kernel.ops.block_index import run_scores
-from rtp_kernel.ops.latent_attention import row_parts
 from rtp_kernel.ops.state import gather_state
 from rtp_kernel.registry import OpContext, Support
 
@@ -87,7 +86,7 @@ class BlockIndexRows(Deterministic):
     def __call__(
         self, q: Tensor, view: StateView, batch: ForwardBatch, span: Span, *, size: int, local: int, plan: Any = None
     ) -> Tensor:
-        parts = [(request, rows, batch.kv_lens[request]) for request, rows in row_parts(batch, span)]
+        parts = [(request, rows, batch.kv_lens[request]) for request, rows in request_rows(batch, span)]
         runs = max((-(-length // size) for *_, length in parts), default=0)
         out = torch.full((*q.shape[:2], runs), float("-inf"))
         for request, rows, length in parts:
