@@ -79,7 +79,9 @@ def slot_runs(batch: ForwardBatch, group: int) -> Iterator[SlotRun]:
 
 
 def prefill_runs(batch: ForwardBatch, group: int) -> Iterator[SlotRun]:
-    """The `slot_runs` of requests behind the decode part."""
+    """The `slot_runs` of requests behind the decode part; a step of decodes alone reads nothing from the device."""
+    if not any(batch.query_lens[batch.num_decodes :]):
+        return iter(())
     return (run for run in slot_runs(batch, group) if run.request >= batch.num_decodes)
 
 
@@ -88,7 +90,12 @@ def decode_steps(batch: ForwardBatch) -> Iterator[tuple[Tensor, Tensor]]:
 
     One step, or as many as the longest request with drafts has tokens; a request is in as many as it has tokens.
     """
-    lens = torch.tensor(batch.query_lens[: batch.num_decodes], dtype=torch.int64)
+    tokens = batch.query_lens[: batch.num_decodes]
+    if tokens and set(tokens) == {1}:
+        rows = torch.arange(len(tokens), device=batch.input_ids.device)
+        yield rows, rows
+        return
+    lens = torch.tensor(tokens, dtype=torch.int64)
     first = lens.cumsum(0) - lens
     for step in range(int(lens.max()) if len(lens) else 0):
         requests = torch.nonzero(lens > step).squeeze(-1)
