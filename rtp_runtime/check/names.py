@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -79,9 +78,3 @@ def relative_name(name: str, layers: Mapping[str, int]) -> str:
 def holds_layers(name: str, layers: Iterable[str]) -> bool:
     """Whether the module `name` contains the decoder layers."""
     return any(layer.startswith(f"{name}.") for layer in layers)
-
-
-def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which layer 2 stands before layer 10."""
-    parts = re.split(r"(\d+)", name)
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
