@@ -8,7 +8,7 @@ from pathlib import Path
 from rtp_runtime.check.prompts import PROMPT_LENGTHS
 from rtp_runtime.errors import UsageError
 
-STAGES = ("audit", "pinned", "probes", "logits", "greedy", "modes")
+STAGES = ("audit", "text", "pinned", "probes", "logits", "greedy", "modes", "serving")
 """All stages, in the order in which they run."""
 REQUIRED = ("audit", "pinned", "probes", "logits", "modes")
 """Stages without which nothing is proven: a check that leaves one out cannot pass."""
@@ -39,6 +39,14 @@ class CheckOptions:
     """Tokens of the drawn prompts; the last one's is raised where a window has to be crossed."""
     num_new_tokens: int = 12
     """Length of the greedy continuations."""
+    random: bool = False
+    """Draw random weights: `model` need hold no more than a config."""
+    layers: str | None = None
+    """Of a large model, only these decoder layers: "4" (the first four), "0-3,27", or "kinds" (one of each kind)."""
+    experts: int | None = None
+    """Keep this many routed experts of each layer, and the router's rows for them."""
+    explain: bool = True
+    """Whether to look for the cause of the first difference."""
 
     def __post_init__(self) -> None:
         unknown = [stage for stage in self.stages if stage not in STAGES]

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-MATCH, WRONG, NOT_JUDGED, INCONSISTENT = "MATCH", "WRONG", "NOT-JUDGED", "REFERENCE-INCONSISTENT"
-EXITS = {MATCH: 0, WRONG: 1, NOT_JUDGED: 2, INCONSISTENT: 2}
+MATCH, TIE_FLIP, DRIFT, WRONG = "MATCH", "TIE-FLIP", "DRIFT", "WRONG"
+NOT_JUDGED, INCONSISTENT = "NOT-JUDGED", "REFERENCE-INCONSISTENT"
+EXITS = {MATCH: 0, TIE_FLIP: 0, DRIFT: 1, WRONG: 1, NOT_JUDGED: 2, INCONSISTENT: 2}
 NOT_FINITE = 1e308
 """Stands in JSON for an error that is not a finite number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What made a difference: a known mistake that explains it, the closest one, or none."""
+
+    status: Literal["named", "closest", "unknown", "not judged"]
+    kind: str = ""
+    """The mistake's name in the catalogue (`rtp_runtime.check.causes`); empty when unknown."""
+    words: str = ""
+    """A sentence: what ours does, and what the reference does."""
+    fix: str = ""
+    """What to change."""
+    coefficient: float | None = None
+    """<our error, the mistake's effect> / <effect, effect>: 1 when the error is the mistake."""
+    remaining: float | None = None
+    """Relative error at the module against the reference with the same mistake."""
+    effect: float | None = None
+    """Relative size of the mistake's effect at the module."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: finite(getattr(self, name)) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +54,12 @@ class Finding:
     """Whether its inputs agree: the fault is here, not upstream."""
     rank: float = 0.0
     """Place in execution order."""
+    verdict: str = WRONG
+    """WRONG, or DRIFT where only rounding is worse than the reference's."""
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "verdict": self.verdict,
             "module": self.module,
             "layer": self.layer,
             "error": finite(self.error),
@@ -132,11 +158,13 @@ class StageResult:
     numbers: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     left_out: bool = False
+    num_ties: int = 0
+    """Tokens or choices that differ among equals."""
 
     @property
     def status(self) -> str:
         if self.findings:
-            return WRONG
+            return worst_verdict(self.findings)
         return NOT_JUDGED if self.left_out or any(item.required for item in self.not_judged) else MATCH
 
     def to_json(self) -> dict[str, Any]:
@@ -168,6 +196,8 @@ class CheckReport:
     """Where the reference disagrees with itself by more than noise."""
     judged_by: str = "one full forward of the reference"
     """The sound path that judged us; empty where the reference has none."""
+    cause: Cause | None = None
+    """Of the first wrong finding."""
 
     @property
     def failed(self) -> list[Finding]:
@@ -190,8 +220,10 @@ class CheckReport:
         if not self.judged_by:
             return INCONSISTENT
         if self.failed:
-            return WRONG
-        return NOT_JUDGED if any(item.required for item in self.not_judged) else MATCH
+            return worst_verdict(self.failed)
+        if any(item.required for item in self.not_judged):
+            return NOT_JUDGED
+        return TIE_FLIP if any(stage.num_ties for stage in self.stages) else MATCH
 
     @property
     def exit(self) -> int:
@@ -205,6 +237,7 @@ class CheckReport:
             "model": self.model,
             "reference": self.reference,
             "first_wrong": first.to_json() if first else None,
+            "cause": self.cause.to_json() if self.cause else None,
             "failed": [finding.to_json() for finding in self.failed],
             "not_judged": [item.to_json() for item in self.not_judged],
             "reference_inconsistent": [item.to_json() for item in self.inconsistent],
@@ -215,6 +248,11 @@ class CheckReport:
             "versions": dict(self.versions),
             "seconds": round(self.seconds, 2),
         }
+
+
+def worst_verdict(findings: Sequence[Finding]) -> str:
+    """WRONG if any finding is, else DRIFT."""
+    return WRONG if any(finding.verdict == WRONG for finding in findings) else DRIFT
 
 
 def finite(value: Any) -> Any:

@@ -6,11 +6,13 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rtp_runtime.check.audit_stage import run_audit
+from rtp_runtime.check.causes import explain
 from rtp_runtime.check.coverage import describe_conditions, describe_coverage, describe_versions
 from rtp_runtime.check.loading import load_reference, outline_reference, quiet_transformers
 from rtp_runtime.check.logits_stage import run_greedy, run_logits
@@ -22,7 +24,9 @@ from rtp_runtime.check.pinned_stage import PinnedStage
 from rtp_runtime.check.probe_stage import ProbeStage
 from rtp_runtime.check.reference import Defect, Reference
 from rtp_runtime.check.report import CheckReport, NotJudged, StageResult
+from rtp_runtime.check.serving_stage import run_serving
 from rtp_runtime.check.session import Progress, Session, make_cases, measure_noise
+from rtp_runtime.check.text_stage import run_text
 from rtp_runtime.check.threads import threads_for
 from rtp_runtime.errors import CheckpointError, RtpError
 
@@ -50,6 +54,16 @@ def run_check(
     session.reference.use_names(match_names(find_layers(session.reference.model), _our_layers(session)))
     with threads_for(small=session.reference.is_small), quiet_transformers():
         stages = _run_stages(session, say)
+        report = _gather(session, stages, started)
+        first = report.first_wrong
+        if first is None or not options.explain:
+            return report
+        say("looking for the cause")
+        return replace(report, cause=explain(session, first), seconds=time.monotonic() - started)
+
+
+def _gather(session: Session, stages: list[StageResult], started: float) -> CheckReport:
+    options = session.options
     return CheckReport(
         model=str(options.model),
         reference=str(options.reference_path),
@@ -116,9 +130,13 @@ def _run_stages(session: Session, say: Progress) -> list[StageResult]:
         say("audit")
         with _timed(stages, "audit") as keep:
             keep(run_audit(session))
+    if "text" in chosen:
+        say("text")
+        with _timed(stages, "text") as keep:
+            keep(run_text(session))
     if stages["audit"].findings:
         for name in chosen:
-            if name != "audit":
+            if name not in ("audit", "text"):
                 _leave_out(stages[name], "the two sides are not made of the same tensors; see the audit")
     else:
         _compare_numbers(session, stages, say)
@@ -146,7 +164,7 @@ def _compare_numbers(session: Session, stages: dict[str, StageResult], say: Prog
         result = _load(session, say, judge="pinned" in chosen)
         if result is not None:
             keep(result)
-    if not {"probes", "logits", "greedy", "modes"} & set(chosen):
+    if not {"probes", "logits", "greedy", "modes", "serving"} & set(chosen):
         return
     with _timed(stages, "probes") as keep:
         result = _probe(session, say, judge="probes" in chosen)
@@ -157,6 +175,7 @@ def _compare_numbers(session: Session, stages: dict[str, StageResult], say: Prog
         ("logits", run_logits),
         ("greedy", run_greedy),
         ("modes", functools.partial(run_modes, localise=not located)),
+        ("serving", run_serving),
     )
     for name, run in later:
         if name in chosen:
