@@ -35,7 +35,8 @@ def tolerance(base: float, noise: float) -> float:
 class RelativeError:
     """rms(ours - reference) / rms(reference) over all tokens added so far; infinite once a value is not finite."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep_rows: bool = False) -> None:
+        self._rows: list[tuple[Tensor, Tensor]] | None = [] if keep_rows else None
         self._difference = 0.0
         self._reference = 0.0
         self._broken = False
@@ -56,6 +57,8 @@ class RelativeError:
         ours, reference = ours.reshape(len(ours), -1).float(), reference.reshape(len(reference), -1).float()
         rows = torch.linalg.vector_norm(ours - reference, dim=1, dtype=torch.float64)  # [rows]
         self.num_tokens += len(rows)
+        if self._rows is not None:
+            self._rows.append((index, rows.float()))
         broken = ~torch.isfinite(rows)
         if bool(broken.any()):
             if not self._broken:
@@ -67,6 +70,16 @@ class RelativeError:
         worst = int(rows.argmax())
         if float(rows[worst]) > self._worst_share and not self._broken:
             self._worst_share, self.worst_token = float(rows[worst]), int(index[worst])
+
+    def by_token(self) -> dict[int, float]:
+        """Each token's share, in the units of `value`: the root of the mean of their squares is `value`."""
+        scale = math.sqrt(self._reference / max(1, self.num_tokens))
+        errors: dict[int, float] = {}
+        for index, rows in self._rows or ():
+            for token, norm in zip(index.tolist(), rows.tolist(), strict=True):
+                error = norm / scale if scale else math.inf if norm else 0.0
+                errors[token] = max(errors.get(token, 0.0), error if math.isfinite(error) else math.inf)
+        return errors
 
     @property
     def value(self) -> float:
@@ -84,20 +97,22 @@ class LogitsError:
     value: float
     token: int | None
     """Index of the token at which it is largest."""
+    rows: Tensor | None = None
+    """[tokens]: the largest difference at each token, in the same units."""
 
 
 def logits_error(ours: Tensor, reference: Tensor) -> LogitsError:
     """Compare [tokens, vocab] with [tokens, vocab]. A value that is not finite, or another shape, is infinitely far."""
-    if ours.shape != reference.shape:
-        return LogitsError(math.inf, None)
+    if ours.shape != reference.shape or not len(ours):
+        return LogitsError(0.0 if ours.shape == reference.shape else math.inf, None)
     # In pieces, as their difference would be as large once more.
     starts = range(0, len(ours), ROWS)
     pieces = [(ours[place : place + ROWS] - reference[place : place + ROWS]).abs().amax(dim=-1) for place in starts]
-    rows = torch.cat(pieces)  # [tokens]
+    rows = torch.cat(pieces) / reference.std()  # [tokens]
     if not bool(torch.isfinite(rows).all()):
-        return LogitsError(math.inf, int((~torch.isfinite(rows)).nonzero()[0]))
+        return LogitsError(math.inf, int((~torch.isfinite(rows)).nonzero()[0]), rows)
     worst = int(rows.argmax())
-    return LogitsError(float(rows[worst] / reference.std()), worst)
+    return LogitsError(float(rows[worst]), worst, rows)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rtp_runtime.check.compare import LogitsError, logits_error
+from rtp_runtime.check.curves import logits_curve
 from rtp_runtime.check.ours import ModuleError, Output
 from rtp_runtime.check.probe_stage import raised
 from rtp_runtime.check.report import Finding, Measure, NotJudged, StageResult
@@ -43,6 +44,7 @@ def run_logits(session: Session) -> StageResult:
     for case in session.cases:
         error = compare_logits(session, case, outputs[case.name].logits, len(case.prompt))
         stage.measures.append(Measure(case.name, None, "logits", error.value, allowed, worst_token=error.token))
+        stage.curves.append(logits_curve(session, case.name, "in one prefill", error))
         if not error.value <= allowed:
             stage.findings.append(logits_finding(session, "logits", error, f"{case.name}, in one prefill"))
     return summarise_logits(stage)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rtp_runtime.check.capture import Capture
+from rtp_runtime.check.curves import module_curves
 from rtp_runtime.check.names import find_layers, holds_layers, layer_of, parent_of, relative_name
 from rtp_runtime.check.ours import ModuleError
 from rtp_runtime.check.probe_table import ProbeKey, ProbeTable
@@ -83,6 +84,8 @@ class ProbeStage:
         ours = find_layers(self._session.model.module)
         stage.findings += [self._odd_layer(name, "the reference") for name in table.layers if name not in ours]
         stage.findings += [self._odd_layer(name, "our model") for name in ours if name not in table.layers]
+        accused = [finding.module for finding in sorted(stage.findings, key=lambda f: (not f.cause, f.rank))]
+        stage.curves = module_curves(self._session, table, tolerance, accused)
         self._note_absent(stage, absent)
         for layer, (chosen, seen) in self._session.selections.items():
             if seen <= chosen:

@@ -45,7 +45,7 @@ class ProbeKey:
 class Probe:
     """One quantity over one prompt."""
 
-    output: RelativeError = field(default_factory=RelativeError)
+    output: RelativeError = field(default_factory=lambda: RelativeError(keep_rows=True))
     inputs: RelativeError = field(default_factory=RelativeError)
     shapes: str = ""
     """How the shapes differ, where they cannot be compared."""
@@ -158,6 +158,10 @@ class ProbeTable:
         if key.what in (FED, SELECTION):
             return own - 0.25
         return self._rank.get(key.module + ATTENTION, own) - 0.1 * (Q, K, V, CORE)[::-1].index(key.what)
+
+    def worst(self, key: ProbeKey) -> tuple[str, Probe]:
+        """The prompt on which a probe is worst, and what it measured there."""
+        return max(self._probes[key].items(), key=lambda item: item[1].error)
 
     def measures(self, tolerance: Tolerance) -> list[Measure]:
         """Every probe with its worst prompt, in execution order."""

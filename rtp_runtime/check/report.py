@@ -10,6 +10,8 @@ from typing import Any, Literal
 MATCH, TIE_FLIP, DRIFT, WRONG = "MATCH", "TIE-FLIP", "DRIFT", "WRONG"
 NOT_JUDGED, INCONSISTENT = "NOT-JUDGED", "REFERENCE-INCONSISTENT"
 EXITS = {MATCH: 0, TIE_FLIP: 0, DRIFT: 1, WRONG: 1, NOT_JUDGED: 2, INCONSISTENT: 2}
+SCHEMA_VERSION = "1"
+"""Of the JSON form (`report.schema.json`); raised when a key changes its meaning or goes."""
 NOT_FINITE = 1e308
 """Stands in JSON for an error that is not a finite number."""
 
@@ -137,11 +139,68 @@ class Measure:
         return {
             "name": self.name,
             "layer": self.layer,
+            "column": self.column,
             "error": finite(self.error),
             "tolerance": self.tolerance,
             "inputs_agree": self.inputs_agree,
             "worst_token": self.worst_token,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place on the axis of positions: a window's length, a chunk's end, the length that a rope was stretched from."""
+
+    position: int
+    words: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"position": self.position, "words": self.words}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Error by token position over one prompt; of many tokens, the largest error of each stretch."""
+
+    name: str
+    """The module's dotted name, or "logits"."""
+    what: str
+    """Which quantity, or in which execution mode."""
+    layer: int | None
+    prompt: str
+    positions: tuple[int, ...]
+    """Rising; at most 512."""
+    errors: tuple[float, ...]
+    tolerance: float
+    marks: tuple[Mark, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "what": self.what,
+            "layer": self.layer,
+            "prompt": self.prompt,
+            "positions": list(self.positions),
+            "errors": [finite(error) for error in self.errors],
+            "tolerance": self.tolerance,
+            "marks": [mark.to_json() for mark in self.marks],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModeCell:
+    """One prompt in one execution mode, or a mode that was not run (`prompt` is empty then)."""
+
+    mode: str
+    prompt: str
+    result: Literal["pass", "tie", "wrong", "not run"]
+    error: float | None = None
+    tolerance: float | None = None
+    why: str = ""
+    """Why it was not run, or what was different."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: finite(getattr(self, name)) for name in self.__slots__}
 
 
 @dataclass(slots=True)
@@ -160,6 +219,9 @@ class StageResult:
     left_out: bool = False
     num_ties: int = 0
     """Tokens or choices that differ among equals."""
+    curves: list[Curve] = field(default_factory=list)
+    cells: list[ModeCell] = field(default_factory=list)
+    """Of the stage modes: what each prompt gave in each execution mode."""
 
     @property
     def status(self) -> str:
@@ -175,9 +237,12 @@ class StageResult:
             "seconds": round(self.seconds, 3),
             "numbers": {key: finite(value) for key, value in self.numbers.items()},
             "measures": [measure.to_json() for measure in self.measures],
+            "curves": [curve.to_json() for curve in self.curves],
+            "cells": [cell.to_json() for cell in self.cells],
             "findings": [finding.to_json() for finding in self.findings],
             "not_judged": [item.to_json() for item in self.not_judged],
             "notes": self.notes,
+            "num_ties": self.num_ties,
         }
 
 
@@ -232,6 +297,7 @@ class CheckReport:
     def to_json(self) -> dict[str, Any]:
         first = self.first_wrong
         return {
+            "schema_version": SCHEMA_VERSION,
             "verdict": self.verdict,
             "exit": self.exit,
             "model": self.model,
