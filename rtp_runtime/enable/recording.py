@@ -1,4 +1,5 @@
-"""Runs the small reference once and keeps what went into and came out of every module and every attention call."""
+"""Runs the small reference once and keeps what went into and came out of every module, every attention call, and of the
+products and softmaxes that stand between modules."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 NUM_TOKENS = 40
 """Five windows of a shrunken config, so that a window shows in the mask."""
+FUNCTIONS = ("softmax", "matmul", "__matmul__", "bmm", "baddbmm", "scaled_dot_product_attention")
+"""What attention is made of where a modeling file writes it out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +27,16 @@ class Call:
     module: nn.Module
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionCall:
+    """One call of a function of `FUNCTIONS` inside the forward of the module `module`."""
+
+    module: str
+    function: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +61,10 @@ class Recording:
     calls: tuple[Call, ...]
     """In the order in which they began."""
     attention: dict[str, AttentionCall]
-    """By the name of the module that called."""
+    """By the name of the module that called, or that wrote attention out: `rtp_runtime.enable.written_out`."""
     logits: Tensor
+    functions: tuple[FunctionCall, ...] = ()
+    """In the order in which they ended."""
 
     def of(self, name: str) -> Call:
         """The call of the module `name`; KeyError when it did not run exactly once."""
@@ -74,9 +90,13 @@ def record(model: nn.Module, vocabulary: int, seed: int = 0) -> Recording:
     ids = torch.randint(3, vocabulary, (1, NUM_TOKENS), generator=torch.Generator().manual_seed(seed))
     calls: list[Call] = []
     attention: dict[str, AttentionCall] = {}
-    with _hooks(model, calls), _attention_recorder(model, attention):
+    functions = _Functions()
+    with _hooks(model, calls, functions), _attention_recorder(model, attention), functions:
         logits = model(input_ids=ids, use_cache=False).logits.clone()
-    return Recording(ids, tuple(calls), attention, logits)
+    from rtp_runtime.enable.written_out import written_out
+
+    attention |= {call.name: call for call in written_out(functions.calls, list(attention))}
+    return Recording(ids, tuple(calls), attention, logits, tuple(functions.calls))
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -91,24 +111,46 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(item)
 
 
+class _Functions(TorchFunctionMode):
+    """Keeps the calls of `FUNCTIONS`, each with the innermost module whose forward runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[FunctionCall] = []
+        self.modules: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        if name in FUNCTIONS and isinstance(output, Tensor) and self.modules:
+            inputs = tuple(tensors((args, kwargs or {})))
+            self.calls.append(FunctionCall(self.modules[-1], name, inputs, output.detach().clone()))
+        return output
+
+
 @contextmanager
-def _hooks(model: nn.Module, calls: list[Call]) -> Iterator[None]:
+def _hooks(model: nn.Module, calls: list[Call], functions: _Functions) -> Iterator[None]:
     handles = []
     open_calls: list[tuple[int, tuple[Tensor, ...]]] = []
 
-    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        open_calls.append((len(calls), tuple(tensors((args, kwargs)))))
-        calls.append(Call("", module, (), ()))
+    def before(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            open_calls.append((len(calls), tuple(tensors((args, kwargs)))))
+            calls.append(Call("", module, (), ()))
+            functions.modules.append(name)
+
+        return hook
 
     def after(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             place, inputs = open_calls.pop()
+            functions.modules.pop()
             calls[place] = Call(name, module, inputs, tuple(tensors(output)))
 
         return hook
 
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
         handles.append(module.register_forward_hook(after(name), with_kwargs=True))
     try:
         yield
