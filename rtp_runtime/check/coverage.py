@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from rtp_runtime.bridge import bridged_blocks
 from rtp_runtime.check.options import STAGES
 from rtp_runtime.check.report import finite
 from rtp_runtime.check.session import Session
@@ -54,6 +55,7 @@ def describe_conditions(session: Session) -> dict[str, Any]:
         "device": "cpu",
         "seed": session.options.seed,
         "fingerprint": loaded.fingerprint if loaded is not None else None,
+        "bridged": bridged_blocks(loaded.module) if loaded is not None else {},
         "logits_tolerance": noise.logits_tolerance,
         "reference_paths": dict(noise.logits),
         "reference_inconsistent": {path: finite(found.logits_error) for path, found in noise.inconsistent.items()},

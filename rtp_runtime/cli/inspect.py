@@ -58,6 +58,7 @@ def show(report: Report, console: Console, *, weights: bool) -> None:
         ("State", _states(report.get("states") or [])),
         ("Reuse of prefixes", _reuse(report)),
         ("Kernels", _kernels(report.get("kernels") or [])),
+        ("Bridged: transformers' own code, under our state and scheduling", _bridged(report.get("bridged") or [])),
     ]
     if weights and report.get("weights"):
         parts.insert(3, ("Parameters", _parameters(report["weights"]["parameters"])))
@@ -256,6 +257,17 @@ def _kernels(choices: list[Report]) -> Table:
         where = _without_layer(choice["for"])[1].removeprefix("model.layers.{layer}.")
         where += f" × {choice['components']}" if choice["components"] > 1 else ""
         table.add_row(choice["op"], choice["regime"], choice["implementation"], _text(where), _text(refused))
+    return table
+
+
+def _bridged(blocks: list[Report]) -> Table:
+    """Layers whose blocks have one target in one row."""
+    table, places = _columns("block", "target", "layers"), dict[tuple[str, str], int]()
+    for block in blocks:
+        key = (_without_layer(block["block"])[1], block["target"])
+        places[key] = places.get(key, 0) + 1
+    for (name, target), count in places.items():
+        table.add_row(_text(name), _text(target), str(count))
     return table
 
 

@@ -61,7 +61,7 @@ def inspect_model(
         report["weights"] = _try(report, "weights", lambda: _weights(report, *args, headers))
         report["states"] = _try(report, "states", lambda: _states(*args))
         report["state_policies"] = list(served.state_policies)
-        report["kernels"] = _try(report, "kernels", lambda: _kernels(*args, plugins, device))
+        report["kernels"] = _try(report, "kernels", lambda: _kernels(report, *args, plugins, device))
     report["config"] = _config(config)
     return report
 
@@ -221,14 +221,16 @@ def _states(served: Served, dtype: str) -> list[Report]:
     ]
 
 
-def _kernels(served: Served, dtype: str, plugins: Plugins, device: str) -> list[Report]:
+def _kernels(report: Report, served: Served, dtype: str, plugins: Plugins, device: str) -> list[Report]:
     import torch
 
+    from rtp_runtime.bridge import bridged_blocks
     from rtp_runtime.model.building import bind_module, build_module, common_block_size, make_op_table
     from rtp_runtime.weights.dtypes import torch_dtype
 
     run_dtype = torch_dtype(dtype)
     module = build_module(served.definition, served.implementation, served.config, run_dtype)
+    report["bridged"] = [{"block": name, "target": target} for name, target in bridged_blocks(module).items()]
     block_size = common_block_size(served.states, dtype, None)
     ops = make_op_table(plugins, device, run_dtype, block_size=block_size)
     bind_module(served.definition, module, ops, torch.device(device), run_dtype)

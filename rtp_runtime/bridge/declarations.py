@@ -1,0 +1,151 @@
+"""The weights and states of a bridged block, read off the block itself on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from rtp_runtime.errors import UnsupportedModelError
+from rtp_runtime.state import PagedState, SlotState, StateDescriptor, WindowState
+from rtp_runtime.weights import Axis, Concat, FromCheckpoint, Source, Stack, Weight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_TOKENS = 4
+"""Of the run on the meta device."""
+Experts = Literal["fused", "apart"]
+FUSED_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""transformers' fused parameters of experts -> the tensors of each expert on the hub."""
+
+
+def bridged_weights(
+    target: str,
+    config: Any,
+    *args: Any,
+    prefix: str,
+    layers: Sequence[int] | None = None,
+    experts: Experts = "fused",
+) -> tuple[Weight, ...]:
+    """A descriptor for each parameter and stored buffer of the block, which is made as `target(config, *args)`.
+
+    Args:
+        prefix: the block's place, with the dot at its end, e.g. "model.layers.{layer}.mlp.".
+        layers: which `{layer}` there are.
+        experts: whether a checkpoint holds all experts in one tensor, or each expert's apart.
+
+    Raises:
+        UnsupportedModelError: the target is no block of the installed transformers.
+    """
+    over = {"layer": layers} if layers is not None else {}
+    return tuple(
+        Weight(parameter=prefix + name, source=_source(prefix + name, tensor, experts), over=over, dtype=_dtype(tensor))
+        for name, tensor in _block(target, config, *args).state_dict().items()
+    )
+
+
+def bridged_states(
+    target: str, config: Any, layer: int, *, rotary: str | None = None, window: int | None = None
+) -> Mapping[str, StateDescriptor]:
+    """The states of a bridged attention or recurrence, as its first run of a new request makes them.
+
+    `rotary`: the target of the model's rotary tables, if the block takes them.
+
+    Raises:
+        UnsupportedModelError: the target is no such block, or keeps state that goes through no cache.
+    """
+    from rtp_runtime.bridge.cache import INDEX
+
+    listener = _listen(target, config, layer, rotary)
+    states: dict[str, StateDescriptor] = {}
+    for name, tensor in listener.paged.items():
+        heads, dim = tensor.shape[1], tensor.shape[-1]
+        axes = {"heads": heads, "index dim": dim} if name == INDEX else {"kv heads": heads, "head dim": dim}
+        states[name] = PagedState(axes=axes) if window is None else WindowState(axes=axes, window=window)
+    for name, tensor in listener.slots.items():
+        axes = {f"axis {place}": size for place, size in enumerate(tensor.shape[1:])}
+        states[name] = SlotState(axes=axes, dtype="cache" if _dtype(tensor) == "model" else _dtype(tensor))
+    if not states:
+        raise UnsupportedModelError(f"a bridge to {target}: it gives nothing to a cache, so it is no block with state.")
+    return states
+
+
+def _listen(target: str, config: Any, layer: int, rotary: str | None) -> Any:
+    """The block's first run of a new request, of which a listener hears what goes to the cache.
+
+    A recurrence takes a mask for padding in the place where attention takes its own, so it is also tried without.
+    """
+    import torch
+
+    with _meta(), torch.no_grad():
+        block = _block(target, config, layer)
+        error: Exception | None = None
+        for masked in (True, False):
+            try:
+                return _run_once(block, config, rotary, masked)
+            except UnsupportedModelError:
+                raise
+            except Exception as raised:  # code of a block that nobody here has seen
+                error = error or raised
+    raise UnsupportedModelError(
+        f"a bridge to {target}: it cannot be run alone ({type(error).__name__}: {error}). Write it by hand."
+    ) from error
+
+
+def _run_once(block: Any, config: Any, rotary: str | None, masked: bool) -> Any:
+    import torch
+
+    from rtp_runtime.bridge.cache import Listener
+    from rtp_runtime.bridge.modules import CACHES, argument_names
+
+    listener, places = Listener(), torch.arange(NUM_TOKENS)[None]
+    x = torch.empty(1, NUM_TOKENS, config.hidden_size)
+    arguments: dict[str, Any] = dict.fromkeys(CACHES, listener)
+    arguments |= {"position_ids": places, "cache_position": places[0], "use_cache": True}
+    if masked:
+        arguments["attention_mask"] = torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS)
+    if rotary is not None:
+        arguments["position_embeddings"] = _block(rotary, config).forward(x, places)
+    names = argument_names(block)
+    block.forward(x, **{name: value for name, value in arguments.items() if name in names})
+    return listener
+
+
+def _block(target: str, config: Any, *args: Any) -> Any:
+    from rtp_runtime.bridge.target import Target
+
+    with _meta():
+        return Target.parse(target).build(config, *args)
+
+
+@contextmanager
+def _meta() -> Iterator[None]:
+    """The meta device, and a narrow dtype, under which what is pinned in float32 shows."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _dtype(tensor: Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return "model" if name == "bfloat16" else name
+
+
+def _source(name: str, tensor: Tensor, experts: Experts) -> Source:
+    shape = tuple(tensor.shape)
+    place, _, leaf = name.rpartition(".")
+    if experts == "fused" or leaf not in FUSED_EXPERTS or len(shape) != 3:
+        return FromCheckpoint(name, shape)
+    count, rows, columns = shape
+    parts = FUSED_EXPERTS[leaf]
+    tensors = tuple(
+        FromCheckpoint(f"{place}.{{expert}}.{part}.weight", (rows // len(parts), columns)) for part in parts
+    )
+    return Stack(Concat(tensors) if len(tensors) > 1 else tensors[0], "expert", Axis("experts", count))
