@@ -16,6 +16,7 @@ from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
 from rtp_kernel.components.pooled_indexer import PooledIndexer
 from rtp_kernel.components.rotary import RopeParameters, Rotary, RotaryEmbedding
+from rtp_kernel.components.state_space import SelectiveScan, StateSpaceScan
 from rtp_kernel.components.token_context import PreviousTokens
 from rtp_kernel.components.token_indexer import EntryIndexer, TokenIndexer
 
@@ -52,6 +53,8 @@ __all__ = [
     "RopeParameters",
     "Rotary",
     "RotaryEmbedding",
+    "SelectiveScan",
+    "StateSpaceScan",
     "TokenIndexer",
     "TopKRouter",
     "WindowPool",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,8 @@ class CausalConv(Component):
     """x [T, channels] -> like x: one causal filter per channel, then the activation; `weight` [channels, 1, kernel].
 
     `state` is a view of [slots, channels, taps]: `SlotState(axes={"channels": channels, "taps": taps})` with taps =
-    (kernel - 1) * dilation. A `dtype` pins the weight, and then the product is computed in it.
+    (kernel - 1) * dilation. A `dtype` pins the weight, and then the product is computed in it. `bias` adds `bias`
+    [channels] before the activation.
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class CausalConv(Component):
         kernel_size: int,
         activation: str | None = "silu",
         *,
+        bias: bool = False,
         dilation: int = 1,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -34,16 +38,20 @@ class CausalConv(Component):
         self.dilation = dilation
         self.activation = None if activation is None else check_activation(activation)
         self.weight = parameter(channels, 1, kernel_size, dtype=dtype)
+        self.bias = parameter(channels, dtype=dtype) if bias else None
         self._op: OpFunction = causal_conv
 
     def bind(self, binding: Binding) -> None:
         channels, _, kernel = self.weight.shape
         shapes = {"channels": channels, "kernel": kernel}
-        options = {"activation": self.activation, "dilation": self.dilation}
+        options = {"activation": self.activation, "dilation": self.dilation, "bias": self.bias is not None}
         self._op = binding.op("causal_conv", shapes=shapes, options=options)
 
     def forward(self, x: Tensor, batch: ForwardBatch, state: StateView) -> Tensor:
-        out: Tensor = self._op(x, self.weight, state, batch, activation=self.activation, dilation=self.dilation)
+        options = {} if self.bias is None else {"bias": self.bias}
+        out: Tensor = self._op(
+            x, self.weight, state, batch, activation=self.activation, dilation=self.dilation, **options
+        )
         return out
 
     def extra_repr(self) -> str:
@@ -116,24 +124,45 @@ class DeltaGates(Component):
 class GatedRMSNorm(Component):
     """norm(x) * w * act(gate) of x and gate [..., dim]; `weight` [dim].
 
-    `wide` multiplies by the weight in float32 (GLM-5.3); else the normalised x is cast first (Qwen3-Next).
+    `wide` multiplies by the weight in float32 (GLM-5.3); else the normalised x is cast first (Qwen3-Next). With
+    `gate_first` it is norm(x * act(gate)) * w, and with `groups` each of so many equal parts of dim is normed on its
+    own (Mamba 2).
     """
 
-    def __init__(self, dim: int, eps: float, activation: str = "silu", *, wide: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        activation: str = "silu",
+        *,
+        wide: bool = False,
+        groups: int = 1,
+        gate_first: bool = False,
+    ) -> None:
         super().__init__()
+        if dim % groups:
+            raise ValueError(f"{groups} groups cannot share {dim} channels evenly")
         self.eps = eps
         self.activation = check_activation(activation)
         self.wide = wide
+        self.groups = groups
+        self.gate_first = gate_first
         self.weight = parameter(dim)
         self._op: OpFunction = gated_rms_norm
 
+    def _options(self) -> dict[str, Any]:
+        more = {"groups": self.groups} if self.groups > 1 else {}
+        more |= {"gate_first": True} if self.gate_first else {}
+        return {"activation": self.activation, "wide": self.wide, **more}
+
     def bind(self, binding: Binding) -> None:
-        options = {"activation": self.activation, "wide": self.wide}
-        self._op = binding.op("gated_rms_norm", shapes={"dim": self.weight.shape[0]}, options=options)
+        self._op = binding.op("gated_rms_norm", shapes={"dim": self.weight.shape[0]}, options=self._options())
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        out: Tensor = self._op(x, gate, self.weight, self.eps, activation=self.activation, wide=self.wide)
+        out: Tensor = self._op(x, gate, self.weight, self.eps, **self._options())
         return out
 
     def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}, activation={self.activation}"
+        more = f", groups={self.groups}" if self.groups > 1 else ""
+        more += ", gate first" if self.gate_first else ""
+        return f"{self.weight.shape[0]}, eps={self.eps}, activation={self.activation}{more}"

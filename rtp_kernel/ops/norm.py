@@ -31,12 +31,26 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def gated_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, activation: str = "silu", wide: bool = False
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    activation: str = "silu",
+    wide: bool = False,
+    groups: int = 1,
+    gate_first: bool = False,
 ) -> Tensor:
-    """norm(x) * w * act(gate) of x and gate [..., dim], weight [dim]; norm, activation and last product in float32.
+    """norm(x) * w * act(gate), or with `gate_first` norm(x * act(gate)) * w, of x and gate [..., dim], weight [dim].
 
-    The product with w is in x's dtype (Qwen3NextRMSNormGated), or with `wide` in float32 (Glm5NextTextRMSNormGated).
+    Norm and activation are in float32, over each of `groups` equal parts of dim. The product with w is in x's dtype
+    (Qwen3NextRMSNormGated, MambaRMSNormGated), or with `wide` in float32 (Glm5NextTextRMSNormGated,
+    FalconH1RMSNormGated).
     """
-    normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    values = x.float()
+    if gate_first:
+        values = values * activate(gate.float(), activation)
+    parts: Tensor = values.unflatten(-1, (groups, -1))  # type: ignore[no-untyped-call]
+    normed = (parts * torch.rsqrt(parts.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
     weighted = normed * weight.float() if wide else normed.to(x.dtype) * weight
-    return (weighted * activate(gate.float(), activation)).to(x.dtype)
+    return weighted.to(x.dtype) if gate_first else (weighted * activate(gate.float(), activation)).to(x.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rtp_kernel.backends.cpu.rows import Deterministic, row_chunks
 from rtp_kernel.batch import ForwardBatch, GroupBatch, StateView
-from rtp_kernel.ops import conv, delta_rule, lightning, norm
+from rtp_kernel.ops import conv, delta_rule, lightning, norm, selective_scan, state_space_scan
 from rtp_kernel.ops.state import slot_runs
 
 
@@ -112,6 +112,61 @@ class LightningAttentionRows(Deterministic):
             return lightning.lightning_attention(q, k, v, slopes, view, single, **options)
 
         return token_by_token(one, (q, k, v), state, batch, q.new_zeros(v.shape))
+
+
+def _four(rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, dt, B and C."""
+    return rows[0], rows[1], rows[2], rows[3]
+
+
+class SelectiveScanRows(Deterministic):
+    """The recurrent form of the reference, token by token."""
+
+    name = "cpu_token_by_token"
+
+    def __call__(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        B: Tensor,  # noqa: N803
+        C: Tensor,  # noqa: N803
+        gate: Tensor | None,
+        A_log: Tensor,  # noqa: N803
+        D: Tensor,  # noqa: N803
+        dt_bias: Tensor | None,
+        state: StateView,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        def one(rows: tuple[Tensor, ...], view: StateView, single: ForwardBatch) -> Tensor:
+            some = None if gate is None else rows[4]
+            return selective_scan.selective_scan(*_four(rows), some, A_log, D, dt_bias, view, single)
+
+        rows = (x, dt, B, C) if gate is None else (x, dt, B, C, gate)
+        return token_by_token(one, rows, state, batch, torch.zeros_like(x))
+
+
+class StateSpaceScanRows(Deterministic):
+    """The recurrent form of the reference, token by token."""
+
+    name = "cpu_token_by_token"
+
+    def __call__(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        B: Tensor,  # noqa: N803
+        C: Tensor,  # noqa: N803
+        A_log: Tensor,  # noqa: N803
+        D: Tensor,  # noqa: N803
+        dt_bias: Tensor,
+        state: StateView,
+        batch: ForwardBatch,
+        **options: Any,
+    ) -> Tensor:
+        def one(rows: tuple[Tensor, ...], view: StateView, single: ForwardBatch) -> Tensor:
+            return state_space_scan.state_space_scan(*_four(rows), A_log, D, dt_bias, view, single, **options)
+
+        return token_by_token(one, (x, dt, B, C), state, batch, torch.zeros_like(x))
 
 
 class DeltaGatesRows(Deterministic):

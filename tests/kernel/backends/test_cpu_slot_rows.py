@@ -16,11 +16,15 @@ from rtp_kernel.backends.cpu.slot_rows import (
     GatedDeltaRuleRows,
     GatedRmsNormRows,
     LightningAttentionRows,
+    SelectiveScanRows,
+    StateSpaceScanRows,
 )
 from rtp_kernel.ops.conv import causal_conv
 from rtp_kernel.ops.delta_rule import delta_gates, gated_delta_rule
 from rtp_kernel.ops.lightning import lightning_attention
 from rtp_kernel.ops.norm import gated_rms_norm
+from rtp_kernel.ops.selective_scan import selective_scan
+from rtp_kernel.ops.state_space_scan import state_space_scan
 
 TOTAL = 21
 HEADS = (3, 6, 10, 14)
@@ -70,11 +74,35 @@ def lightning_case(dtype: torch.dtype) -> tuple[Callable[..., Tensor], Any, tupl
     return run, (LightningAttentionRows(), lightning_attention), rows, (3, 10, 14)
 
 
+def selective_case(dtype: torch.dtype) -> tuple[Callable[..., Tensor], Any, tuple[Tensor, ...], tuple[int, ...]]:
+    a_log, skip, bias = torch.rand(37, 5), torch.randn(37), torch.randn(37)
+
+    def run(op: Any, rows: tuple[Tensor, ...], view: Any, batch: Any) -> Tensor:
+        out: Tensor = op(*rows, a_log, skip, bias, view, batch)
+        return out
+
+    rows = tuple(torch.randn(TOTAL, width).to(dtype) for width in (37, 37, 5, 5, 37))
+    return run, (SelectiveScanRows(), selective_scan), rows, (37, 5)
+
+
+def space_case(dtype: torch.dtype) -> tuple[Callable[..., Tensor], Any, tuple[Tensor, ...], tuple[int, ...]]:
+    a_log, skip, bias = torch.rand(6), torch.randn(6), torch.randn(6)
+
+    def run(op: Any, rows: tuple[Tensor, ...], view: Any, batch: Any) -> Tensor:
+        out: Tensor = op(*rows, a_log, skip, bias, view, batch, limits=(0.01, 5.0))
+        return out
+
+    rows = tuple(torch.randn(TOTAL, *shape).to(dtype) for shape in ((6, 10), (6,), (2, 14), (2, 14)))
+    return run, (StateSpaceScanRows(), state_space_scan), rows, (6, 10, 14)
+
+
 CASES = {
     "conv": conv_case,
     "decay per head": partial(rule_case, channels=False),
     "decay per channel": partial(rule_case, channels=True),
     "lightning": lightning_case,
+    "selective scan": selective_case,
+    "state space": space_case,
 }
 
 
@@ -82,7 +110,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_tokens_stand_alone(slot_mix: Any, case: Any, dtype: torch.dtype) -> None:
     run, (op, reference), rows, axes = case(dtype)
-    state_dtype = torch.float32 if len(axes) == 3 else dtype
+    state_dtype = dtype if isinstance(op, CausalConvRows) else torch.float32
 
     def go(mix: Any, rows: tuple[Tensor, ...], states: Tensor, form: Any = op) -> tuple[Tensor, Tensor]:
         batch, view = mix.build(states)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextRMSNormGated
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from rtp_kernel.components import CausalConv, GatedDeltaRule, GatedRMSNorm, bind_components
@@ -26,6 +29,31 @@ def test_gated_norm_is_that_of_transformers(reference: Any, options: Any, dtype:
     want = theirs(x, gate)
     tolerance = 1e-6 if dtype == torch.float32 else 0.0
     assert ours(x, gate).dtype == dtype and torch.allclose(ours(x, gate), want, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("reference", "options"),
+    [
+        (partial(MambaRMSNormGated, group_size=12), {"gate_first": True}),
+        (partial(MambaRMSNormGated, group_size=4), {"gate_first": True, "groups": 3}),
+        (partial(FalconH1RMSNormGated, n_groups=2), {"groups": 2, "wide": True}),
+        (partial(FalconH1RMSNormGated, norm_before_gate=False), {"gate_first": True, "wide": True}),
+    ],
+)
+def test_gate_first_and_groups_are_those_of_transformers(reference: Any, options: Any, dtype: torch.dtype) -> None:
+    theirs, ours = reference(12, eps=1e-5).to(dtype), GatedRMSNorm(12, 1e-5, **options).to(dtype)
+    torch.nn.init.normal_(theirs.weight)
+    ours.weight.copy_(theirs.weight.detach())
+    x, gate = torch.randn(2, 7, 3, 12).to(dtype)
+    want = theirs(x, gate)
+    tolerance = 1e-6 if dtype == torch.float32 else 0.0
+    assert ours(x, gate).dtype == dtype and torch.allclose(ours(x, gate), want, rtol=0, atol=tolerance)
+
+
+def test_groups_divide_the_channels() -> None:
+    with pytest.raises(ValueError, match="5 groups cannot share 12 channels"):
+        GatedRMSNorm(12, 1e-5, groups=5)
 
 
 def test_bound_and_unbound_agree(slot_mixes: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.mamba.modeling_mamba import causal_conv1d_fn as mamba_conv1d_fn
 from transformers.models.qwen3_next.modeling_qwen3_next import causal_conv1d_fn
 
 from rtp_kernel.ops.conv import causal_conv
@@ -59,6 +60,18 @@ def test_taps_apart(slot_mixes: Any, name: str, kernel: int, dilation: int) -> N
         return torch.cat((states[request].t(), x[mix.rows(request)][:length]))[-taps:].t()
 
     mix.check(after, view, batch, 0.0)
+
+
+@pytest.mark.parametrize("name", ["mixture", "drafts"])
+def test_bias(slot_mixes: Any, name: str) -> None:
+    mix, channels = slot_mixes[name], 10
+    x, weight, bias = torch.randn(mix.num_tokens, channels), torch.randn(channels, 1, 4), torch.randn(channels)
+    states = torch.zeros(len(mix.lens), channels, 3)
+    batch, view = mix.build(states)
+    got = causal_conv(x, weight, view, batch, bias=bias)
+    for request in range(len(mix.lens)):
+        want = mamba_conv1d_fn(x[mix.rows(request)].t()[None], weight[:, 0], bias, activation="silu")[0].t()
+        assert torch.allclose(got[mix.rows(request)], want, rtol=1e-6, atol=4e-6)
 
 
 def test_float32_weight_of_a_narrower_model(slot_mixes: Any) -> None:

@@ -1,0 +1,103 @@
+"""The selective state space of Mamba: a diagonal recurrence per channel, whose step and weights follow from the token.
+
+Per token t and channel c, with the state h [state size]: dt = softplus(dt + bias); h = exp(dt A) h + dt x B;
+y = h C + D x, times silu(gate) where there is one. The state is a `StateView` of [slots, channels, state size] in
+float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rtp_kernel.batch import ForwardBatch, StateView
+from rtp_kernel.ops.state import decode_steps, leave_copies, prefill_runs
+
+SEGMENT = 32
+"""Tokens whose decays are prepared together: bounds the memory of a long prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """What belongs to the channels, not to tokens: A [channels, state size], D and dt_bias [channels], float32."""
+
+    A: Tensor
+    D: Tensor
+    dt_bias: Tensor | float
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    B: Tensor,  # noqa: N803
+    C: Tensor,  # noqa: N803
+    gate: Tensor | None,
+    A_log: Tensor,  # noqa: N803
+    D: Tensor,  # noqa: N803
+    dt_bias: Tensor | None,
+    state: StateView,
+    batch: ForwardBatch,
+) -> Tensor:
+    """x, dt, gate [T, channels], B, C [T, state size] -> [T, channels] in x's dtype; A = -exp(A_log).
+
+    A_log [channels, state size], D [channels], dt_bias [channels] or None where dt has it; a gate of None gates
+    nothing. All in float32 (MambaMixer, JambaMambaMixer). Decodes go token by token, all requests at once, prefill
+    one request after the other; padding rows come out as zeros.
+    """
+    out = torch.zeros_like(x)
+    tables = batch.groups[state.group]
+    assert tables.read is not None and tables.write is not None
+    fixed = Channels(-A_log.float().exp(), D.float(), 0.0 if dt_bias is None else dt_bias.float())
+    decodes = batch.num_decodes
+    tokens = [x, dt, B, C] if gate is None else [x, dt, B, C, gate]
+    if decodes:
+        held = state.data[tables.read[:decodes]].float()  # [requests, channels, state size]
+        for requests, rows in decode_steps(batch):
+            result, held[requests] = _step([part[rows].float() for part in tokens], fixed, held[requests])
+            out[rows] = result.to(out.dtype)
+            leave_copies(held[requests], rows, state, batch)
+        state.data[tables.write[:decodes]] = held.to(state.data.dtype)
+    for run in prefill_runs(batch, state.group):
+        one = state.data[run.read].float()
+        for piece, copies in run.pieces:
+            for start in range(piece.start, piece.stop, SEGMENT):
+                rows_of = slice(start, min(start + SEGMENT, piece.stop))
+                result, one = _run([part[rows_of].float() for part in tokens], fixed, one)
+                out[rows_of] = result.to(out.dtype)
+            for slot in copies:
+                state.data[slot] = one
+        state.data[run.write] = one
+    return out
+
+
+def _decays(tokens: Sequence[Tensor], fixed: Channels) -> tuple[Tensor, Tensor]:
+    """What the state is multiplied by and what is added to it, both [N, channels, state size]."""
+    x, dt, b = tokens[:3]
+    step = functional.softplus(dt + fixed.dt_bias).unsqueeze(-1)
+    return torch.exp(step * fixed.A), step * b.unsqueeze(1) * x.unsqueeze(-1)
+
+
+def _outputs(tokens: Sequence[Tensor], fixed: Channels, states: Tensor) -> Tensor:
+    """[N, channels] of the states [N, channels, state size] after each token."""
+    x, c = tokens[0], tokens[3]
+    out = torch.matmul(states, c.unsqueeze(-1)).squeeze(-1) + x * fixed.D
+    return out * functional.silu(tokens[4]) if len(tokens) > 4 else out
+
+
+def _step(tokens: Sequence[Tensor], fixed: Channels, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of each of N requests, and states [N, channels, state size]."""
+    decay, more = _decays(tokens, fixed)
+    state = decay * state + more
+    return _outputs(tokens, fixed, state), state
+
+
+def _run(tokens: Sequence[Tensor], fixed: Channels, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Consecutive tokens of one request, and its state [channels, state size]."""
+    decay, states = _decays(tokens, fixed)
+    for place, factor in enumerate(decay):
+        state = states[place].addcmul_(factor, state)
+    return _outputs(tokens, fixed, states), states[-1].clone()
