@@ -68,6 +68,7 @@ class FlashAttention:
             (head_dim % 8 != 0 or head_dim > MAX_HEAD_DIM) and f"head dim {head_dim}: a multiple of 8 up to 256",
             page_reason(head_dim, context.block_size),
             bool(context.options.get("selects")) and "attends to every token that is visible",
+            context.options.get("alibi") is not None and "has no slopes",
             context.deterministic and "its result for a row depends on how keys are split among blocks of threads",
         )
 

@@ -5,13 +5,13 @@ from rtp_kernel.components.base import Binding, Component, bind_components, comp
 from rtp_kernel.components.block_means import BlockMeans
 from rtp_kernel.components.block_selector import BlockSelector
 from rtp_kernel.components.compressor import CompressedAttention, WindowPool
-from rtp_kernel.components.embedding import Embedding
+from rtp_kernel.components.embedding import Embedding, SinusoidalEmbedding
 from rtp_kernel.components.hyper_connection import HyperConnection, HyperHead
 from rtp_kernel.components.latent_attention import LatentAttention, LatentUp
 from rtp_kernel.components.lightning_attention import LightningAttention
 from rtp_kernel.components.linear import GroupedLinear, Linear, MergedLinear
 from rtp_kernel.components.linear_attention import CausalConv, DeltaGates, GatedDeltaRule, GatedRMSNorm
-from rtp_kernel.components.mlp import Activation, Gate, GatedMLP
+from rtp_kernel.components.mlp import XIELU, Activation, Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
 from rtp_kernel.components.pooled_indexer import PooledIndexer
@@ -21,6 +21,7 @@ from rtp_kernel.components.token_context import PreviousTokens
 from rtp_kernel.components.token_indexer import EntryIndexer, TokenIndexer
 
 __all__ = [
+    "XIELU",
     "Activation",
     "Attention",
     "Binding",
@@ -54,6 +55,7 @@ __all__ = [
     "Rotary",
     "RotaryEmbedding",
     "SelectiveScan",
+    "SinusoidalEmbedding",
     "StateSpaceScan",
     "TokenIndexer",
     "TopKRouter",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.components.base import Binding, Component, parameter
-from rtp_kernel.ops.attention import Span, paged_attention, spans, write_kv
+from rtp_kernel.ops.attention import Span, alibi_slopes, paged_attention, spans, write_kv
 from rtp_kernel.registry import OpFunction, StepPlans, implementation_of
 
 REGIMES = ("decode", "verify", "prefill")
@@ -21,6 +21,9 @@ class Attention(Component):
     q [T, heads, D], k and v [T, kv heads, D] -> [T, heads * D]. `scale` defaults to D^-0.5. A query sees itself and the
     `window` - 1 tokens before it, or all. `sinks` adds the parameter `sinks` [heads]. Decode and prefill rows of a step
     may be served by different implementations.
+
+    `alibi` b gives head i of n the slope 2^(-b i / n), which times a key's index is added to its score; the product is
+    rounded to `alibi_dtype` and multiplied by `alibi_scale`.
 
     `selects` = n > 0 says that forward is given a selection, int64 [T, groups, k], a group for heads / groups heads:
     places of n tokens each (token indices for n = 1), -1 = none. A query then sees only those of its tokens.
@@ -37,6 +40,9 @@ class Attention(Component):
         sinks: bool = False,
         soft_cap: float | None = None,
         selects: int = 0,
+        alibi: float | None = None,
+        alibi_scale: float = 1.0,
+        alibi_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         if num_heads % num_kv_heads:
@@ -51,21 +57,36 @@ class Attention(Component):
         self.soft_cap = soft_cap
         self.selects = selects
         self.sinks = parameter(num_heads) if sinks else None
+        self.alibi = alibi
+        self._alibi_dtype = alibi_dtype
         self._write: OpFunction = write_kv
         self._attend: dict[str, OpFunction] = dict.fromkeys(REGIMES, paged_attention)
         self._options: dict[str, Any] = {"scale": self.scale, "window": window, "soft_cap": soft_cap}
         if selects:
             self._options["tokens_per_place"] = selects
+        if alibi is not None:
+            self._options["slope_scale"] = alibi_scale
+            self._make_slopes(torch.get_default_device())
         self._kind: tuple[Any, ...] = (window,)
         self._plans = StepPlans()
 
+    def _make_slopes(self, device: torch.device) -> None:
+        """ALiBi's slopes follow from the number of heads; they are made again on the device when bound."""
+        assert self.alibi is not None
+        with torch.device("cpu"):
+            slopes = alibi_slopes(self.num_heads, self.alibi).to(self._alibi_dtype)
+        self._options["slopes"] = slopes.to(device)
+
     def bind(self, binding: Binding) -> None:
+        if self.alibi is not None:
+            self._make_slopes(binding.device)
         shapes = {"heads": self.num_heads, "kv heads": self.num_kv_heads, "head dim": self.head_dim}
         options = {
             "window": self.window,
             "sinks": self.sinks is not None,
             "soft_cap": self.soft_cap,
             "selects": self.selects,
+            "alibi": self.alibi,
         }
         self._write = binding.op("write_kv", shapes=shapes)
         self._attend = {

@@ -1,7 +1,8 @@
-"""Token embeddings."""
+"""Embeddings of tokens, and of positions that follow from a formula."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rtp_kernel.components.base import Binding, Component, parameter
@@ -25,3 +26,27 @@ class Embedding(Component):
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self._op(ids, self.weight)
         return out
+
+
+class SinusoidalEmbedding(Component):
+    """positions [T] int64 -> [T, dim] in the model's dtype: sines of dim / 2 angles, then their cosines.
+
+    Angle i is the position times 10000^(-i / (dim / 2 - `shift`)): shift 0 as CTRL has it, 1 as XGLM does.
+    """
+
+    def __init__(self, dim: int, shift: int = 0) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"sinusoidal positions of {dim} dimensions: sines and cosines need an even number")
+        self.dim = dim
+        self.shift = shift
+        self.dtype = torch.get_default_dtype()
+
+    def bind(self, binding: Binding) -> None:
+        self.dtype = binding.dtype
+
+    def forward(self, positions: Tensor) -> Tensor:
+        half = self.dim // 2
+        exponents = torch.arange(half, dtype=torch.float32, device=positions.device) / (half - self.shift)
+        angles = positions[:, None].float() * 10000.0**-exponents
+        return torch.cat((angles.sin(), angles.cos()), dim=-1).to(self.dtype)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rtp_kernel.components.base import Binding, Component
+from rtp_kernel.components.base import Binding, Component, parameter
 from rtp_kernel.components.linear import Linear, MergedLinear
-from rtp_kernel.ops.activation import OAI_ALPHA, check_activation, gated_activation, slope
+from rtp_kernel.ops.activation import OAI_ALPHA, check_activation, gated_activation, slope, xielu
 from rtp_kernel.ops.activation import activation as activate
 from rtp_kernel.registry import OpFunction
 
@@ -60,6 +60,23 @@ class Activation(Component):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self._op(x, self.activation)
         return out
+
+
+class XIELU(Component):
+    """x [..., dim] -> the same shape: the activation with learned curvatures `alpha_p` and `alpha_n` [1].
+
+    `beta` and `eps` [] are constants that checkpoints hold as tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p = parameter(1)
+        self.alpha_n = parameter(1)
+        self.beta = parameter()
+        self.eps = parameter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return xielu(x, self.alpha_p, self.alpha_n, self.beta, self.eps)
 
 
 class Gate(Component):

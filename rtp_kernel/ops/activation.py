@@ -19,6 +19,36 @@ def relu2(x: Tensor) -> Tensor:
     return functional.relu(x).square()
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def laplace(x: Tensor) -> Tensor:
+    """The normal distribution function around sqrt(1/2) that stands for relu2 in MEGA."""
+    return 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * 2.0**0.5)))
+
+
+def clipped_gelu(x: Tensor) -> Tensor:
+    """gelu between -10 and 10."""
+    return functional.gelu(x).clamp(-10, 10)
+
+
+def sqrt_softplus(x: Tensor) -> Tensor:
+    """The square root of softplus."""
+    return functional.softplus(x).sqrt()
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """xIELU of x (Huang, 2024): a parabola above 0, an exponential below; all others have one element.
+
+    The curvatures are softplus(alpha_p) and beta + softplus(alpha_n); beta is the slope at 0, eps < 0 bounds expm1.
+    """
+    above, below = functional.softplus(alpha_p), beta + functional.softplus(alpha_n)
+    negative = (torch.expm1(torch.minimum(x, eps)) - x) * below + beta * x
+    return torch.where(x > 0, above * x * x + beta * x, negative)
+
+
 _gelu_tanh = partial(functional.gelu, approximate="tanh")
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -29,8 +59,21 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "gelu_tanh": _gelu_tanh,
         "gelu_pytorch_tanh": _gelu_tanh,
         "gelu_new": _gelu_tanh,
+        "gelu_python_tanh": _gelu_tanh,
+        "gelu_fast": _gelu_tanh,
+        "gelu_accurate": _gelu_tanh,
+        "gelu_python": functional.gelu,
+        "gelu_10": clipped_gelu,
+        "quick_gelu": quick_gelu,
         "relu": functional.relu,
         "relu2": relu2,
+        "relu6": functional.relu6,
+        "leaky_relu": functional.leaky_relu,
+        "hardswish": functional.hardswish,
+        "mish": functional.mish,
+        "laplace": laplace,
+        "sqrtsoftplus": sqrt_softplus,
+        "tanh": torch.tanh,
         "sigmoid": torch.sigmoid,
     }
 )

@@ -6,6 +6,7 @@ sees keys j <= i of its own request, with a window w only j > i - w. Padding row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,12 +56,15 @@ def paged_attention(
     soft_cap: float | None = None,
     selection: Tensor | None = None,
     tokens_per_place: int = 1,
+    slopes: Tensor | None = None,
+    slope_scale: float = 1.0,
     plan: Any = None,
 ) -> Tensor:
     """Attention of the span's rows q [N, heads, D] over their requests' keys, which have been written -> [N, heads, D].
 
     Heads share keys in groups of heads / kv heads. `soft_cap` c bends the scores to c tanh(score / c); `sinks` [heads]
-    are one more logit in each softmax, with no value. Scores and sums are float32. With a `selection` int64 [N, groups,
+    are one more logit in each softmax, with no value. `slopes` [heads] times the key's index, in the slopes' dtype,
+    times `slope_scale` is added to the scores (ALiBi). Scores and sums are float32. With a `selection` int64 [N, groups,
     k] of places (heads share them in groups of heads / groups), a query sees only tokens of its places, each
     `tokens_per_place` tokens from a multiple of that on; a query that sees none comes out as zeros.
     """
@@ -76,7 +80,8 @@ def paged_attention(
         part = slice(rows.start, rows.stop)
         if selection is not None:
             visible = visible[:, None] & chosen_tokens(selection[part], place, batch.kv_lens[request], tokens_per_place)
-        out[part] = attend(q[part], keys, values, visible, scale, sinks, soft_cap)
+        bias = None if slopes is None else key_bias(slopes, place, slope_scale)
+        out[part] = attend(q[part], keys, values, visible, scale, sinks, soft_cap, bias)
     return out
 
 
@@ -102,14 +107,42 @@ def gather_kv(kv: StateView, batch: ForwardBatch, request: int, tokens: range) -
     return gathered[:, 0], gathered[:, 1]
 
 
+def alibi_slopes(heads: int, bias_max: float = 8.0) -> Tensor:
+    """The slopes [heads] float32 of ALiBi (Press et al., 2022): 2^(-bias_max i / n) for i = 1 .. n, n a power of two.
+
+    Other numbers of heads take the slopes of the power of two below, then every second one of the power above.
+    """
+    below = 2 ** math.floor(math.log2(heads))
+    exponents = [bias_max * i / below for i in range(1, below + 1)]
+    exponents += [bias_max * i / (2 * below) for i in range(1, 2 * (heads - below), 2)]
+    return torch.tensor([2.0**-exponent for exponent in exponents], dtype=torch.float32)
+
+
+def key_bias(slopes: Tensor, place: Tensor, scale: float = 1.0) -> Tensor:
+    """Slopes [heads] times the index of keys [S], rounded to the slopes' dtype, times `scale` -> [heads, S] float32.
+
+    Softmax does not see what all keys of a query share, so this is as good as the distance from the query.
+    """
+    return (slopes[:, None] * place.to(slopes.dtype)).float() * scale
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, sinks: Tensor | None, soft_cap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    scale: float,
+    sinks: Tensor | None,
+    soft_cap: float | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [N, heads, D] over k, v [S, kv heads, D]; visible [N, S] or [N, groups, S] bool."""
+    """Attention of q [N, heads, D] over k, v [S, kv heads, D]; visible [N, S] or [N, groups, S]; bias [heads, S]."""
     grouped = q.float().view(q.shape[0], k.shape[1], -1, q.shape[-1])  # [N, kv, group, D]
     scores = torch.einsum("nkgd,skd->nkgs", grouped, k.float()) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
+    if bias is not None:
+        scores = scores + bias.view(k.shape[1], -1, bias.shape[-1])
     hidden = ~_per_head(visible, q.shape[1], k.shape[1])
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:

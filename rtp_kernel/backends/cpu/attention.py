@@ -247,6 +247,7 @@ def _common_reasons(context: OpContext) -> tuple[str | bool, ...]:
         context.device != "cpu" and "runs on the CPU only",
         bool(context.options.get("sinks")) and "has no sinks",
         context.options.get("soft_cap") is not None and "has no soft cap",
+        context.options.get("alibi") is not None and "has no slopes",
         bool(context.options.get("selects")) and "attends to every token that is visible",
         context.deterministic and "its result for a row depends on the padding to the longest request",
     )

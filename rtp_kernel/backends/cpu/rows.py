@@ -19,7 +19,7 @@ from rtp_kernel.backends.cpu.linear import PackedLinear, PackedWeight, WidenedLi
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.ops import activation, moe, rotary
 from rtp_kernel.ops.activation import OAI_ALPHA
-from rtp_kernel.ops.attention import Span, gather_kv, request_rows
+from rtp_kernel.ops.attention import Span, gather_kv, key_bias, request_rows
 from rtp_kernel.registry import OpContext, Support
 
 ROWS = 16
@@ -202,6 +202,8 @@ class TiledAttention(Deterministic):
         window: int | None = None,
         sinks: Tensor | None = None,
         soft_cap: float | None = None,
+        slopes: Tensor | None = None,
+        slope_scale: float = 1.0,
         plan: Any = None,
     ) -> Tensor:
         out = torch.zeros_like(q)
@@ -215,7 +217,8 @@ class TiledAttention(Deterministic):
             for row in range(0, len(rows), queries):
                 index = torch.arange(start + row, start + row + queries).clamp(max=end - 1)
                 tile = q[rows.start + index - start].float()
-                result = _attend_tile(tile, index, keys, values, first, scale, window, sinks, soft_cap)
+                biases = None if slopes is None else _bias_tiles(slopes, keys, first, slope_scale)
+                result = _attend_tile(tile, index, keys, values, first, scale, window, sinks, soft_cap, biases)
                 part = slice(rows.start + row, min(rows.start + row + queries, rows.stop))
                 out[part] = result[: part.stop - part.start].to(out.dtype)
         return out
@@ -233,6 +236,12 @@ def _padded(part: Tensor, before: int) -> Tensor:
     return wide.unflatten(0, (-1, KEYS)).transpose(1, 2).contiguous()  # type: ignore[no-untyped-call, no-any-return]
 
 
+def _bias_tiles(slopes: Tensor, keys: Tensor, first: int, scale: float) -> Tensor:
+    """What slopes [heads] add to the scores of tiles of keys from token `first` on -> [tiles, kv, group, KEYS]."""
+    tokens = torch.arange(first, first + len(keys) * KEYS)
+    return key_bias(slopes, tokens, scale).view(keys.shape[1], -1, len(keys), KEYS).permute(2, 0, 1, 3)
+
+
 def _attend_tile(
     q: Tensor,
     index: Tensor,
@@ -243,6 +252,7 @@ def _attend_tile(
     window: int | None,
     sinks: Tensor | None,
     soft_cap: float | None,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """q [N, heads, D] at indices [N] over keys, values [tiles, kv, KEYS, D] from token `first` on -> [N, heads, D]."""
     num, heads, dim = q.shape
@@ -254,6 +264,8 @@ def _attend_tile(
         score = torch.bmm(grouped, tile.transpose(1, 2).contiguous()) * scale
         if soft_cap is not None:
             score = soft_cap * torch.tanh(score / soft_cap)
+        if biases is not None:  # rows are queries, and of each the heads of a group
+            score = score + biases[place].repeat(1, num, 1)
         token = torch.arange(KEYS) + (first + place * KEYS)
         hidden = token > seen if window is None else (token > seen) | (token <= seen - window)
         scores.append(score.masked_fill(hidden, float("-inf")))

@@ -121,6 +121,7 @@ def _common_reasons(context: OpContext) -> tuple[str | bool, ...]:
         not context.options.get("selects") and "attends to a selection only",
         bool(context.options.get("sinks")) and "has no sinks",
         context.options.get("soft_cap") is not None and "has no soft cap",
+        context.options.get("alibi") is not None and "has no slopes",
         context.options.get("window") is not None and "has no window",
         context.deterministic and "its result for a row depends on the queries beside it",
     )

@@ -33,6 +33,7 @@ class SelectedRows(Deterministic):
             not options.get("selects") and "attends to a selection only",
             bool(options.get("sinks")) and "has no sinks",
             options.get("soft_cap") is not None and "has no soft cap",
+            options.get("alibi") is not None and "has no slopes",
             options.get("window") is not None and "has no window",
         )
 

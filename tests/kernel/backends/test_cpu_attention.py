@@ -99,6 +99,7 @@ def test_very_different_lengths_are_not_padded_to_the_longest(mix: Any) -> None:
     [
         ({"sinks": True}, "has no sinks"),
         ({"soft_cap": 30.0}, "has no soft cap"),
+        ({"alibi": 8.0}, "has no slopes"),
         ({"sinks": False, "soft_cap": None}, ""),
     ],
 )

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.bloom import modeling_bloom
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.mpt import modeling_mpt
 
-from rtp_kernel.ops.attention import paged_attention, spans, write_kv
+from rtp_kernel.backends.cpu.rows import TiledAttention
+from rtp_kernel.ops.attention import alibi_slopes, paged_attention, spans, write_kv
 
 MIXES: dict[str, dict[str, Any]] = {
     "prefill": {"requests": [(0, 11), (0, 4), (0, 1)], "decodes": 0},
@@ -131,3 +135,25 @@ def test_a_selection_of_everything_changes_nothing_and_one_of_nothing_gives_zero
     assert torch.equal(paged_attention(step.q, kv, batch, span, scale=0.25, selection=everything), whole)
     nothing = torch.full_like(everything, -1)
     assert bool((paged_attention(step.q, kv, batch, span, scale=0.25, selection=nothing) == 0).all())
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6, 12, 16])
+def test_slopes_are_those_of_bloom_and_mpt(heads: int) -> None:
+    bloom = modeling_bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    assert torch.allclose(alibi_slopes(heads), bloom, rtol=1e-6, atol=0)
+    mpt = modeling_mpt.build_mpt_alibi_tensor(heads, 2, alibi_bias_max=6)[:, 0]
+    assert torch.allclose(alibi_slopes(heads, 6.0), mpt[:, 1] - mpt[:, 0], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("attend", [paged_attention, TiledAttention()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slopes_times_the_keys_index_are_added(mix: Any, attend: Any, dtype: torch.dtype) -> None:
+    step = mix(requests=[(300, 1), (2, 1), (7, 5), (0, 9)], heads=6, kv_heads=3, window=290)
+    bias = (alibi_slopes(6).to(dtype)[:, None, None] * torch.arange(301)).float() * 0.5
+
+    def with_bias(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **more: Any) -> Any:
+        return eager_attention_forward(module, q, k, v, mask + bias[..., : mask.shape[-1]], **more)
+
+    got = step.run(write_kv, attend, slopes=alibi_slopes(6).to(dtype), slope_scale=0.5)
+    assert torch.allclose(got, step.dense(with_bias), rtol=0, atol=5e-6)
+    assert not torch.allclose(got, step.dense(), atol=1e-3)
