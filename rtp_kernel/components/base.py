@@ -103,4 +103,4 @@ def prepare_components(module: nn.Module, *, free: bool = False, memory: int | N
 
 def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
     """An uninitialised, frozen parameter on the default device; `dtype` pins it whatever the model's."""
-    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
