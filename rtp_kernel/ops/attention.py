@@ -65,8 +65,8 @@ def paged_attention(
     Heads share keys in groups of heads / kv heads. `soft_cap` c bends the scores to c tanh(score / c); `sinks` [heads]
     are one more logit in each softmax, with no value. `slopes` [heads] times the key's index, in the slopes' dtype,
     times `slope_scale` is added to the scores (ALiBi). Scores and sums are float32. With a `selection` int64
-    [N, groups, k] of places (heads share them in groups of heads / groups), a query sees only tokens of its places, each
-    `tokens_per_place` tokens from a multiple of that on; a query that sees none comes out as zeros.
+    [N, groups, k] of places (heads share them in groups of heads / groups), a query sees only tokens of its places,
+    each `tokens_per_place` tokens from a multiple of that on; a query that sees none comes out as zeros.
     """
     out = torch.zeros_like(q)
     for request, rows in request_rows(batch, span):

@@ -350,7 +350,7 @@ def test_a_recording_table_sees_every_op() -> None:
         (lambda: Attention(6, 4, 8), "6 query heads cannot share 4 key heads"),
         (lambda: Attention(4, 4, 8, window=0), "attention window 0: at least 1"),
         (lambda: Rotary("diagonal"), 'rotary layout "diagonal" is unknown; known: half'),
-        (lambda: GatedMLP(8, 8, "mish"), 'activation "mish" is unknown'),
+        (lambda: GatedMLP(8, 8, "prelu"), 'activation "prelu" is unknown'),
         (lambda: TopKRouter(8, 4, 5, renormalize=True), "5 experts per token of 4"),
         (lambda: TopKRouter(8, 4, 2, score="argmax", renormalize=True), 'router score "argmax"'),
     ],
