@@ -29,6 +29,10 @@ class Pair:
     """Routes only: [rows] bool, tokens for which other experts were chosen."""
     ties: Tensor | None = None
     """Routes only: [rows] bool, those of `changed` whose experts the reference itself scores alike."""
+    narrow: Tensor | None = None
+    """The same rows of the reference in the serving dtype, where that is compared."""
+    gaps: Tensor | None = None
+    """Routes only: [rows, 2] between which scores of the reference the experts lie that one side chose alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +156,20 @@ def _pair_routes(ours: list[Tensor], reference: list[Tensor]) -> Pair | None:
     chosen, wanted = (_dense(ids, torch.ones_like(weights), num_experts) > 0 for ids, weights in (mine, theirs))
     changed = (chosen != wanted).any(dim=-1)  # [rows]
     scores = next((t for t in left if t.is_floating_point() and t.ndim == 2 and t.shape[1] >= num_experts), None)
-    ties = torch.zeros_like(changed)
+    ties, gaps = torch.zeros_like(changed), None
     if scores is not None:
         exchanged = (chosen & ~wanted).any(dim=-1) & (wanted & ~chosen).any(dim=-1)
-        ties = exchanged & _ties(scores[:, :num_experts], chosen ^ wanted)
-    return Pair(one, other, changed, changed & ties)
+        gaps = _extremes(scores[:, :num_experts], chosen ^ wanted)
+        ties = exchanged & (gaps[:, 1] - gaps[:, 0] <= TIE_MARGIN * scores.std())
+    return Pair(one, other, changed, changed & ties, gaps=gaps)
 
 
 def _dense(ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
     return torch.zeros(len(ids), num_experts, dtype=weights.dtype).scatter_(1, ids, weights)
 
 
-def _ties(scores: Tensor, disputed: Tensor) -> Tensor:
-    """[rows] bool: whether all `disputed` experts of a row have the same score within noise."""
+def _extremes(scores: Tensor, disputed: Tensor) -> Tensor:
+    """[rows, 2]: the lowest and the highest score of each row's `disputed` experts."""
     highest = scores.masked_fill(~disputed, -math.inf).amax(dim=-1)
     lowest = scores.masked_fill(~disputed, math.inf).amin(dim=-1)
-    return highest - lowest <= TIE_MARGIN * scores.std()
+    return torch.stack((lowest, highest), dim=-1)

@@ -7,7 +7,7 @@ by `seam.OpSeam`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,16 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from rtp_kernel.batch import ForwardBatch
+from rtp_runtime.bridge import bridged_blocks
 from rtp_runtime.check.capture import Call, Capture
 from rtp_runtime.check.compare import tensors_of
-from rtp_runtime.check.names import layer_of
+from rtp_runtime.check.names import is_inside, layer_of
 from rtp_runtime.check.pairs import Pairing, pair_closest, pair_tensors
 from rtp_runtime.check.probe_table import FED, INPUT, OUTPUT, ProbeKey, ProbeTable
 from rtp_runtime.check.rows import RowMatcher, Segment
 from rtp_runtime.check.seam import OpSeam
+from rtp_runtime.check.selections import Choices
 from rtp_runtime.check.splits import FusedOutputs
 
 Rows = tuple[Tensor, ...]
+Match = Callable[[Sequence[Tensor], Sequence[Tensor]], Pairing]
 
 
 class ProbeRun:
@@ -48,6 +51,7 @@ class ProbeRun:
         self._matcher = matcher
         self._fused = fused
         self._ratios = ratios
+        self._bridged = bridged_blocks(module)
         self._boundaries = boundaries(next(iter(captures.values())), table.layers)
         self.segments: list[Segment] = []
         self._num_rows = 0
@@ -63,6 +67,8 @@ class ProbeRun:
             stack.callback(self._module.register_forward_pre_hook(self._begin).remove)
             stack.callback(self._module.register_forward_hook(self._end).remove)
             for name, module in self._module.named_modules():
+                if is_inside(name, self._bridged):
+                    continue  # transformers' own code, one request after another: the block as a whole is compared
                 for handle in self._hooks(name, module):
                     stack.callback(handle.remove)
             ops.listener = self.seam
@@ -118,8 +124,8 @@ class ProbeRun:
                 if name in capture.computed and call.inputs and self.seam.mixes(name):
                     self.compare(ProbeKey(name, FED), segment, inputs[:1], call.inputs[:1])
                 if name in capture.repeated:
-                    wanted = [tensor for other in capture.all_calls(name) for tensor in other.outputs]
-                    self._add(key, segment, pair_closest(*self._sides(segment, outputs, tuple(wanted))))
+                    wanted = tuple(tensor for other in capture.all_calls(name) for tensor in other.outputs)
+                    self.compare_repeats(key, segment, outputs, wanted)
                 elif call.outputs or not call.entries:
                     self.compare(key, segment, outputs, call.outputs)
                 else:
@@ -146,13 +152,23 @@ class ProbeRun:
             if call is not None:
                 yield segment, call
 
-    @staticmethod
-    def _sides(segment: Segment, ours: Rows, reference: Rows) -> tuple[list[Tensor], list[Tensor]]:
-        return [t[segment.rows] for t in ours], [t[segment.index] for t in reference]
+    def pair(self, places: Segment, ours: Rows, reference: Rows, match: Match = pair_tensors) -> Pairing:
+        """Our tensors at `places.rows` matched with the reference's, kept by its captures, at `places.index`."""
+        return match([t[places.rows] for t in ours], [t[places.index] for t in reference])
 
     def compare(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
         """Compare our rows of the step [rows, …] with the reference's of the prompt [tokens, …]."""
-        self._add(key, segment, pair_tensors(*self._sides(segment, ours, reference)))
+        self._add(key, segment, self.pair(segment, ours, reference))
+
+    def compare_repeats(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
+        """The same for what several calls of a module gave, in any order."""
+        self._add(key, segment, self.pair(segment, ours, reference, pair_closest))
+
+    def compare_choices(
+        self, key: ProbeKey, part: Segment, choices: Choices, ties: Tensor, pick: Callable[[Capture], Tensor]
+    ) -> None:
+        """Compare selections of places; `ties` [rows] bool. `pick`: the reference's selection in another capture."""
+        self.table.probe(key, part.prompt).add_choices(choices, part.index, choices.changed, ties)
 
     def _add(self, key: ProbeKey, segment: Segment, pairing: Pairing) -> None:
         ties = self.table.probe(key, segment.prompt).add(pairing, segment.index, self.keep(key.module, segment))
@@ -186,11 +202,11 @@ class ProbeRun:
             place = (segment.index[closing] + 1) // ratio - 1
             keep, probe = torch.ones(len(place), dtype=torch.bool), self.table.probe(key, segment.prompt)
             for one, other, add in ((*inputs, probe.add_inputs), (ours, entries, probe.add)):
-                pairing = pair_tensors([t[segment.rows[closing]] for t in one], [t[place] for t in other])
+                pairing = self.pair(Segment(segment.prompt, segment.rows[closing], place), one, other)
                 add(pairing, segment.index[closing], keep)
 
     def _compare_inputs(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
-        pairing = pair_tensors(*self._sides(segment, ours, reference))
+        pairing = self.pair(segment, ours, reference)
         probe = self.table.probe(key, segment.prompt)
         probe.add_inputs(pairing, segment.index, self.keep(key.module, segment))
 

@@ -93,6 +93,11 @@ class Reference:
         return any(parameter.is_meta for parameter in self.model.parameters())
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether its weights stay in their files until they are used: then forwards are dear."""
+        return False
+
+    @property
     def used(self) -> frozenset[str]:
         """Names of the parameters and buffers that a text-only forward reads; of an outline all."""
         if "used" not in self.known:
@@ -130,6 +135,12 @@ class Reference:
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the embedding, which is that of the residual stream."""
+        dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
+        return dtype
 
     @property
     def is_small(self) -> bool:
@@ -188,7 +199,7 @@ class Reference:
 
         def graft(value: Tensor) -> Callable[..., Any]:
             def replace(module: nn.Module, args: Any, kwargs: Any) -> Any:
-                return _with_first_tensor(args, kwargs, value[None, place.start : place.stop])
+                return with_first_tensor(args, kwargs, value[None, place.start : place.stop].to(self.dtype))
 
             return replace
 
@@ -299,7 +310,7 @@ def _refuses_to_count(cache: Any) -> bool:
     return False
 
 
-def _with_first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Tensor) -> Any:
+def with_first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Tensor) -> Any:
     """A call's arguments with the first tensor, the residual stream, replaced."""
     if args:
         return (value, *args[1:]), kwargs

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.ops.attention import Span
-from rtp_runtime.check.capture import AttentionCall
+from rtp_runtime.check.capture import AttentionCall, Capture
 from rtp_runtime.check.names import layer_of, parent_of
 from rtp_runtime.check.probe_table import CORE, ENTRIES, SELECTION, K, ProbeKey, Q, V
 from rtp_runtime.check.recorder import SCORES
@@ -122,7 +122,7 @@ class OpSeam:
             found = self._attention_call(component, segment.prompt)
             if found is not None:
                 part = _part(segment, rows)
-                self._probes.compare(ProbeKey(found[0], what), part, (ours.flatten(1),), (pick(found[1]).flatten(1),))
+                self._probes.compare(ProbeKey(found[0], what), part, (ours.flatten(1),), (pick(found[1]),))
 
     def _attention_call(self, component: str, prompt: str) -> tuple[str, AttentionCall] | None:
         """The reference's attention call by the module in which our component stands."""
@@ -155,22 +155,33 @@ class OpSeam:
                 continue
             visible = found[1].visible  # [tokens, 1 or heads, keys]
             tokens = len(visible)
-            ours = selection[part.rows]
-            if entries:
-                choices = Choices(_known(ours, visible.shape[-1] - tokens), visible[part.index, :, tokens:])
-            else:
-                choices = Choices(_as_tokens(ours, ratio, part.index, tokens), visible[part.index, :, :tokens])
-            self._compare_choices(found[0], part, rows, choices, ratio)
+            ours, name = selection[part.rows], found[0]
+            keys = slice(tokens, None) if entries else slice(tokens)
 
-    def _compare_choices(self, attention: str, part: Segment, rows: slice, choices: Choices, ratio: int) -> None:
+            def pick(capture: Capture, name: str = name, part: Segment = part, keys: slice = keys) -> Tensor:
+                seen = capture.attention[name].visible
+                return torch.empty(0) if seen is None else seen[part.index, :, keys]
+
+            places = visible.shape[-1] - tokens
+            held = _known(ours, places) if entries else _as_tokens(ours, ratio, part.index, tokens)
+            self._compare_choices(name, part, rows, Choices(held, visible[part.index, :, keys]), ratio, pick)
+
+    def _compare_choices(
+        self,
+        attention: str,
+        part: Segment,
+        rows: slice,
+        choices: Choices,
+        ratio: int,
+        pick: Callable[[Capture], Tensor],
+    ) -> None:
         module = self._selecting_module(attention, part.prompt)
         changed = choices.changed
         ties = torch.zeros_like(changed)
         step_rows = part.rows + rows.start
         for place in changed.nonzero().flatten().tolist():
             ties[place] = self._is_tie(int(step_rows[place]), choices.row(place), ratio)
-        probe = self._probes.table.probe(ProbeKey(module, SELECTION), part.prompt)
-        probe.add_choices(choices, part.index, changed, ties)
+        self._probes.compare_choices(ProbeKey(module, SELECTION), part, choices, ties, pick)
         self._probes.leave_out(attention, part, ties)
 
     def _is_tie(self, row: int, choices: Choices, ratio: int) -> bool:
