@@ -9,6 +9,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from rtp_runtime.testing.shrink_state_space import state_space_sizes
+
 VOCABULARY = 192
 HEAD_DIM = 16
 INTERMEDIATE = 112
@@ -43,6 +45,7 @@ def shrink_config(config: Any, layers: int | None = None) -> Any:
         "sliding_window": WINDOW,
         "num_hidden_layers": depth,
     }
+    wanted |= state_space_sizes(values, hidden)
     _cut_lists(values, depth)
     for name, value in wanted.items():
         key = config.attribute_map.get(name, name)
@@ -70,7 +73,9 @@ def covering_depth(values: Mapping[str, Any]) -> int:
 
 
 def _attention_sizes(config: Any) -> tuple[int, int, int, int]:
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None:  # no attention at all
+        return 4, 4, HEAD_DIM, 4 * HEAD_DIM
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     small_kv = heads if heads < 2 else 4 if kv_heads == heads else min(kv_heads, 2)

@@ -90,7 +90,7 @@ def _draw(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
     leaf = name.rsplit(".", 1)[-1]
     if leaf == "A_log":
         return torch.log(torch.rand(parameter.shape, generator=generator) * 4 + 0.5)
-    if leaf == "dt_bias":
+    if leaf == "dt_bias" or name.endswith("dt_proj.bias"):
         return _normal(parameter, 0.5, generator)
     if leaf in ("hc_scale", "scale"):
         return 1 + _normal(parameter, 0.1, generator)
