@@ -28,6 +28,8 @@ def used_tensors(model: nn.Module, run: Callable[[], object]) -> set[str]:
     names: dict[int, list[str]] = {}
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     for name, tensor in tensors:
+        if tensor.is_meta:
+            continue  # has no memory to be seen at
         names.setdefault(_storage(tensor), []).append(name)
     with _Reads(names) as reads:
         run()
