@@ -66,7 +66,7 @@ class BridgedBlock(Bridged):
 
 
 class BridgedRotary(Bridged):
-    """Rotary tables as transformers makes them: positions [T] -> its tables, each [1, T, …] in the model's dtype."""
+    """Rotary tables as transformers makes them: positions [T] -> its tables, each [T, …] in the model's dtype."""
 
     def __init__(self, target: str, config: Any, *args: Any) -> None:
         super().__init__(target, config, *args)
@@ -78,7 +78,7 @@ class BridgedRotary(Bridged):
 
     def forward(self, positions: Tensor) -> tuple[Tensor, ...]:
         made = self.block.forward(torch.empty(1, dtype=self.dtype, device=positions.device), positions[None])
-        return tuple(made) if isinstance(made, tuple | list) else (made,)
+        return tuple(table[0] for table in (made if isinstance(made, tuple | list) else (made,)))
 
 
 class BridgedMixer(Bridged):
@@ -106,7 +106,7 @@ class BridgedMixer(Bridged):
             for piece, copies in pieces:
                 states = RequestStates(views, batch, piece, self.window, slots)
                 rows = slice(piece.rows.start, piece.rows.stop)
-                tables = tuple(table[:, rows] for table in position_embeddings)
+                tables = tuple(table[rows][None] for table in position_embeddings)
                 given = {"states": states, "tables": tables, "positions": batch.positions[..., rows]}
                 out[rows] = self._run(x[rows][None], given)[0]
                 self._check_written(states)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from rtp_runtime.check.compare import tensors_of
 
@@ -25,8 +25,12 @@ def intercepted_attention(modules: list[nn.Module], record: Callable[..., None])
     known = set(modules)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(module, q, k, v, mask, *args, **kwargs)
+        signature = inspect.signature(original)
+
+        def attend(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            # By position, since files give keywords of their own choice: module, query, key, value, mask.
+            module, q, k, v, mask, *_ = signature.bind(*args, **kwargs).arguments.values()
             if module in known:
                 record(module, q, k, v, mask, result[0])
             return result

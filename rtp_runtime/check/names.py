@@ -78,3 +78,8 @@ def relative_name(name: str, layers: Mapping[str, int]) -> str:
 def holds_layers(name: str, layers: Iterable[str]) -> bool:
     """Whether the module `name` contains the decoder layers."""
     return any(layer.startswith(f"{name}.") for layer in layers)
+
+
+def is_inside(name: str, blocks: Iterable[str]) -> bool:
+    """Whether the module stands somewhere in one of the blocks, and is not the block itself."""
+    return any(name.startswith(f"{block}.") for block in blocks)

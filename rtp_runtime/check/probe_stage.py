@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rtp_runtime.bridge import bridged_blocks
 from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.curves import module_curves
-from rtp_runtime.check.names import find_layers, holds_layers, layer_of, parent_of, relative_name
+from rtp_runtime.check.names import find_layers, holds_layers, is_inside, layer_of, parent_of, relative_name
 from rtp_runtime.check.ours import ModuleError
 from rtp_runtime.check.probe_table import ProbeKey, ProbeTable
 from rtp_runtime.check.probes import ProbeRun
@@ -18,6 +19,7 @@ from rtp_runtime.check.session import Case, Session
 from rtp_runtime.check.splits import FusedOutputs
 from rtp_runtime.check.structure import extra_modules, without_counterpart
 
+BRIDGED = "transformers' own code in our model: of its block, only state and scheduling are judged"
 ABSENT = "our model calls no module of this name, and no fused layer that it is a part of"
 
 
@@ -110,13 +112,16 @@ class ProbeStage:
         return stage
 
     def _note_absent(self, stage: StageResult, absent: Sequence[str]) -> None:
-        layers = self._session.reference.layers
+        layers, bridged = self._session.reference.layers, bridged_blocks(self._session.model.module)
         for name in absent:
             layer = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
             direct = layer is not None and "." not in name[len(layer) + 1 :]
             # What a module outside the layers gives in several calls is judged where it is used.
             outside = layer_of(name, layers) is None and name not in self._repeated
+            if is_inside(name, bridged):
+                continue
             stage.not_judged.append(NotJudged(name, ABSENT, required=direct or outside))
+        stage.not_judged += [NotJudged(name, f"{BRIDGED} ({target})") for name, target in bridged.items()]
 
     def _odd_layer(self, name: str, who: str) -> Finding:
         session = self._session
