@@ -9,44 +9,40 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from rtp_runtime.testing.shrink_attention import block_sizes, widths
 from rtp_runtime.testing.shrink_state_space import state_space_sizes
 
 VOCABULARY = 192
-HEAD_DIM = 16
-INTERMEDIATE = 112
-WINDOW = 8
 CONTEXT = 512
 ORIGINAL_CONTEXT = 16
 """What a rope scaled from a shorter context believes that one was: short, so that the scaling shows."""
 
 
-def shrink_config(config: Any, layers: int | None = None) -> Any:
+def shrink_config(config: Any, layers: int | None = None, heads: int = 4) -> Any:
     """A small twin of a transformers `config` of the same class.
 
     Args:
         config: any text decoder's config object.
         layers: keep this many layers; None keeps the shortest run from the first layer that shows every kind of layer
             that the config's per-layer lists tell apart, and at least two.
+        heads: how many heads are left where there are two or more.
     """
     values = {
         key: copy.deepcopy(value)
         for key, value in config.to_dict().items()
         if key not in ("quantization_config", "transformers_version", "_name_or_path", "dtype")
     }
-    depth = layers if layers is not None else covering_depth(values)
-    heads, kv_heads, head_dim, hidden = _attention_sizes(config)
+    layers_key = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    depth = layers if layers is not None else covering_depth(values, layers_key)
+    sizes = widths(config, heads)
     wanted = {
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "hidden_size": hidden,
-        "intermediate_size": INTERMEDIATE,
+        "num_attention_heads": sizes.heads,
+        "hidden_size": sizes.hidden,
         "vocab_size": VOCABULARY,
-        "sliding_window": WINDOW,
         "num_hidden_layers": depth,
     }
-    wanted |= state_space_sizes(values, hidden)
-    _cut_lists(values, depth)
+    wanted |= block_sizes(values, sizes) | state_space_sizes(values, sizes.hidden)
+    _cut_lists(values, depth, values.get(layers_key))
     for name, value in wanted.items():
         key = config.attribute_map.get(name, name)
         if values.get(key) is not None:
@@ -58,9 +54,12 @@ def shrink_config(config: Any, layers: int | None = None) -> Any:
     return small
 
 
-def covering_depth(values: Mapping[str, Any]) -> int:
-    """The fewest leading layers, at least two, that show every kind of layer in the per-layer lists of a config."""
-    total: int = values["num_hidden_layers"] if "num_hidden_layers" in values else values.get("n_layer", 2)
+def covering_depth(values: Mapping[str, Any], key: str = "num_hidden_layers") -> int:
+    """The fewest leading layers, at least two, that show every kind of layer in the per-layer lists of a config.
+
+    `key`: what the config calls its number of layers.
+    """
+    total: int = values.get(key) or values.get("n_layer") or 2
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == total]
     kinds = list(zip(*lists, strict=True)) if lists else [()] * total
     seen: set[str] = set()
@@ -72,37 +71,13 @@ def covering_depth(values: Mapping[str, Any]) -> int:
     return min(max(depth, 2), total)
 
 
-def _attention_sizes(config: Any) -> tuple[int, int, int, int]:
-    heads = getattr(config, "num_attention_heads", None)
-    if heads is None:  # no attention at all
-        return 4, 4, HEAD_DIM, 4 * HEAD_DIM
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    small_kv = heads if heads < 2 else 4 if kv_heads == heads else min(kv_heads, 2)
-    small_heads = heads if heads < 2 else 4
-    small_dim = head_dim if _needs_head_dim(config, head_dim) else HEAD_DIM
-    inner = small_heads * small_dim
-    # A model whose heads do not add up to its width must stay such a model.
-    hidden = inner if heads * head_dim == config.hidden_size else inner + 32
-    return small_heads, small_kv, small_dim, hidden
-
-
-def _needs_head_dim(config: Any, head_dim: int) -> bool:
-    """Whether rotary parameters are tied to this head dim: a factor per frequency, or a share that is not even."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in rope.values() if isinstance(value, Mapping)]
-    for parameters in nested or [rope]:
-        share = parameters.get("partial_rotary_factor", 1.0) or 1.0
-        if int(HEAD_DIM * share) % 2 or any(isinstance(value, list) for value in parameters.values()):
-            return True
-    return head_dim < HEAD_DIM
-
-
-def _cut_lists(values: dict[str, Any], depth: int) -> None:
-    total = values.get("num_hidden_layers")
+def _cut_lists(values: dict[str, Any], depth: int, total: int | None) -> None:
     for key, value in values.items():
-        if isinstance(value, list) and len(value) == total:
+        if isinstance(value, list) and len(value) == total and key != "attention_types":
             values[key] = value[:depth]
+    if values.get("attention_types"):  # runs: [[[kind, …], repeats], …]
+        kinds = [kind for run, repeats in values["attention_types"] for _ in range(repeats) for kind in run]
+        values["attention_types"] = [[kinds[:depth], 1]]
 
 
 def _keep_ids_in_vocabulary(values: dict[str, Any]) -> None:
@@ -119,5 +94,5 @@ def _shorten_context(values: dict[str, Any]) -> None:
             _shorten_context(value)
         elif key == "original_max_position_embeddings" and value:
             values[key] = ORIGINAL_CONTEXT
-        elif key == "max_position_embeddings" and value:
+        elif key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len") and value:
             values[key] = min(value, CONTEXT)
