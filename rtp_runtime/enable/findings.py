@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rtp_runtime.enable.blocks import Block, ByLayer, Norm
 from rtp_runtime.errors import RtpError
 
 
@@ -18,74 +20,6 @@ class UnrecognisedError(RtpError):
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A norm module."""
-
-    kind: str
-    """"rms" or "layer"."""
-    eps: str
-    """Code over `config`, or a literal."""
-    offset: bool = False
-    """Multiplies by 1 + w."""
-    bias: bool = False
-    weight: bool = True
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A linear module of the reference, and which part of its output is meant."""
-
-    name: str
-    bias: bool
-    start: int = 0
-    size: int = 0
-    whole: bool = True
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Grouped attention over paged keys and values."""
-
-    class_name: str
-    q: Projection
-    k: Projection
-    v: Projection
-    out: Projection
-    scale: str | None
-    """Code over `config`; None = head_dim**-0.5."""
-    soft_cap: str | None = None
-    sinks: bool = False
-    q_norm: str | None = None
-    """Attribute name of the norm."""
-    k_norm: str | None = None
-    norm: Norm | None = None
-    norm_flat: bool = False
-    """Over all heads at once, before they are split."""
-    norm_after_rotary: bool = False
-
-    @property
-    def fused(self) -> bool:
-        return self.q.name == self.k.name == self.v.name
-
-
-@dataclass(frozen=True)
-class Mlp:
-    """A feed-forward block: gated (gate, up, down), or plain (up, down)."""
-
-    class_name: str
-    activation: str
-    """Code over `config`, or a quoted name."""
-    up: Projection
-    down: Projection
-    gate: Projection | None = None
-    width: str = "config.intermediate_size"
-
-    @property
-    def fused(self) -> bool:
-        return self.gate is not None and self.gate.name == self.up.name
-
-
-@dataclass(frozen=True)
 class Step:
     """One call in a decoder layer: `name`'s input is the sum of factors times earlier values."""
 
@@ -95,38 +29,51 @@ class Step:
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer as a straight-line program; "hidden" is what it was given."""
+    """One decoder layer as a straight-line program over its blocks; "hidden" is what it was given."""
 
     class_name: str
-    attention_name: str
-    mlp_name: str
-    norms: dict[str, Norm]
+    blocks: Mapping[str, Block]
+    """By attribute name, in the order in which they run."""
     steps: tuple[Step, ...]
     output: dict[str, float]
 
 
 @dataclass(frozen=True)
-class Rope:
-    """The rotary tables and how heads are turned."""
+class Kind:
+    """A kind of layers: one program, with a class of its own in the model file."""
 
     class_name: str
-    name: str
-    layout: str
-    partial: bool
-    """Only the leading part of a head, `partial_rotary_factor`, is turned."""
-    by_layer_type: bool = False
+    blocks: Mapping[str, Block | ByLayer]
+    steps: tuple[Step, ...]
+    output: dict[str, float]
+    condition: str | None = None
+    """Code over `config` and `layer` that is true for its layers; None in the last kind."""
+
+    def choices(self, name: str) -> list[Block]:
+        """The blocks that stand under this name in some layer."""
+        block = self.blocks[name]
+        return block.values() if isinstance(block, ByLayer) else [block]
 
 
 @dataclass(frozen=True)
-class PerLayer:
-    """What differs between layers: code over `config` and `layer`, or None where all agree."""
+class Part:
+    """A block, its name in a layer, and in which layers it stands."""
 
-    window: str | None = None
-    """Code of the window of every layer that has one."""
-    window_if: str | None = None
-    """Condition of having a window; None = every layer (when `window`)."""
-    rotary_if: str | None = None
-    """Condition of turning heads; None = every layer."""
+    name: str
+    block: Block
+    condition: str | None = None
+    """None = in every layer."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The rotary tables of the model."""
+
+    class_name: str
+    name: str
+    partial: bool
+    """Only the leading part of a head, `partial_rotary_factor`, is turned."""
+    by_layer_type: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,12 +88,12 @@ class Decoder:
     norm_name: str
     head_name: str
     head_bias: bool
-    attention: Attention
-    mlp: Mlp
-    layer: Layer
+    kinds: tuple[Kind, ...]
+    parts: tuple[Part, ...]
+    states: ByLayer
+    """Of each layer: name -> code of the descriptor."""
     final_norm: Norm
     rope: Rope | None
-    per_layer: PerLayer
     tied: bool
     embedding_class: str | None = None
     embedding_scale: str | None = None
@@ -157,3 +104,13 @@ class Decoder:
     """Factor seen in the small copy -> its code."""
     pinned: dict[str, object] = field(default_factory=dict)
     """Config keys that the reference reads and the model file does not, with the value it was written for."""
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Every block of the layers that is no norm, in order."""
+        return [part.block for part in self.parts if not isinstance(part.block, Norm)]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the states that some layer has."""
+        return tuple(dict.fromkeys(name for states in self.states.values() for name in states))

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rtp_runtime.enable.code import WIDTH
-from rtp_runtime.enable.findings import Layer
+from rtp_runtime.enable.findings import Kind
 
 
-def layer_forward(layer: Layer, factors: Mapping[float, str]) -> list[str]:
+def layer_forward(kind: Kind, factors: Mapping[float, str], states: Sequence[str]) -> list[str]:
     """The body: each residual sum becomes `hidden`, each value used twice a variable, the rest is nested.
 
-    `factors`: factor of a sum -> the attribute that holds it.
+    Args:
+        factors: factor of a sum -> the attribute that holds it.
+        states: names of states that are arguments of their own; others are found in `views`.
     """
-    lines = _Writer(layer, factors, keep=set()).lines()
-    if any(len(line) + 8 > WIDTH for line in lines):
-        lines = _Writer(layer, factors, keep={layer.mlp_name}).lines()
+    keep: set[str] = set()
+    lines = _Writer(kind, factors, states, keep).lines()
+    for step in reversed(kind.steps):
+        if not any(len(line) + 8 > WIDTH for line in lines):
+            break
+        keep = keep | {step.name}
+        lines = _Writer(kind, factors, states, keep).lines()
     return lines
 
 
 class _Writer:
-    def __init__(self, layer: Layer, factors: Mapping[float, str], keep: set[str]) -> None:
-        self._layer = layer
+    def __init__(self, kind: Kind, factors: Mapping[float, str], states: Sequence[str], keep: set[str]) -> None:
+        self._kind = kind
         self._named_anyway = keep
         self._factors = factors
-        self._sums = [dict(step.inputs) for step in layer.steps] + [dict(layer.output)]
+        self._states = states
+        self._sums = [dict(step.inputs) for step in kind.steps] + [dict(kind.output)]
         self._shorten()
         self._body: list[str] = []
         self._code = {"hidden": "hidden"}
@@ -40,14 +47,17 @@ class _Writer:
                 stream = whole
 
     def lines(self) -> list[str]:
-        for place, step in enumerate(self._layer.steps):
-            given = self._given(self._sums[place])
-            if step.name == self._layer.attention_name:
-                code = f"self.{step.name}({given}, position_embeddings, batch, kv)"
-            else:
-                code = f"self.{step.name}({given})"
+        for place, step in enumerate(self._kind.steps):
+            arguments = [self._given(self._sums[place]), *map(self._argument, self._takes(step.name))]
+            code = f"self.{step.name}({', '.join(arguments)})"
             self._code[step.name] = self._named(step.name, code) if self._keep(step.name, place) else code
         return [*self._body, f"hidden = {self._sum(self._sums[-1])}", "return hidden"]
+
+    def _takes(self, name: str) -> tuple[str, ...]:
+        return self._kind.choices(name)[0].takes
+
+    def _argument(self, name: str) -> str:
+        return name if name in ("position_embeddings", "batch", *self._states) else f'views["{name}"]'
 
     def _given(self, terms: Mapping[str, float]) -> str:
         if len(terms) > 1:
@@ -56,20 +66,21 @@ class _Writer:
         return self._sum(terms)
 
     def _sum(self, terms: Mapping[str, float]) -> str:
-        order = ["hidden", *(step.name for step in self._layer.steps)]
+        order = ["hidden", *(step.name for step in self._kind.steps)]
         return " + ".join(self._term(name, terms[name]) for name in order if name in terms)
 
     def _term(self, name: str, factor: float) -> str:
         return self._code[name] if factor == 1.0 else f"{self._code[name]} * self.{self._factors[factor]}"
 
     def _keep(self, name: str, place: int) -> bool:
-        """A value with several uses, and attention that is changed before it is added, are given a name."""
+        """A value with several uses, and a stateful block's that is changed before it is added, are given a name."""
         uses = [terms for terms in self._sums[place + 1 :] if name in terms]
         changed = len(uses[0]) == 1 or uses[0][name] != 1.0
-        return len(uses) > 1 or name in self._named_anyway or (name == self._layer.attention_name and changed)
+        return len(uses) > 1 or name in self._named_anyway or (bool(self._takes(name)) and changed)
 
     def _named(self, name: str, code: str) -> str:
-        kinds = {self._layer.attention_name: "attention", self._layer.mlp_name: "feed_forward"}
-        variable = kinds.get(name, "normed")
+        variable = self._kind.choices(name)[0].word
+        if variable in self._code.values():
+            variable = name
         self._body.append(f"{variable} = {code}")
         return variable

@@ -12,6 +12,7 @@ class Sizes:
 
     head_dim: str
     kv_heads: str
+    heads: str = "config.num_attention_heads"
 
     @property
     def name(self) -> str:

@@ -9,24 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rtp_runtime.enable.findings import Attention, Projection, UnrecognisedError
-from rtp_runtime.enable.match import close, same
+from rtp_runtime.enable.blocks import Attention, Projection
+from rtp_runtime.enable.findings import UnrecognisedError
+from rtp_runtime.enable.match import close, express, same
 from rtp_runtime.enable.recognise.norm import recognise_norm
 from rtp_runtime.enable.recognise.rotary import candidates
 from rtp_runtime.enable.recognise.tables import Table
 from rtp_runtime.enable.recognise.view import View, layer_index, leaf, linears, rows
 from rtp_runtime.enable.recording import AttentionCall, Call
+from rtp_runtime.enable.sizes import Sizes
 
-
-@dataclass(frozen=True)
-class LayerFacts:
-    """What may differ between layers that share a class."""
-
-    window: int | None
-    table: str | None
-    """Key of the rotary table; None when heads are not turned."""
-    layout: str | None
-    partial: bool = False
+WINDOW_KEY = "sliding_window"
+"""Read by transformers' mask functions rather than by the modeling file."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,12 @@ class _Path:
         return self.table.key if self.table else None, self.layout, self.norm_after_rotary
 
 
-def recognise_attention(view: View, name: str) -> tuple[Attention, LayerFacts]:
+def is_attention(view: View, name: str) -> bool:
+    """Whether it called the attention function that transformers lets one replace."""
+    return name in view.recording.attention
+
+
+def recognise_attention(view: View, name: str) -> Attention:
     """The attention block `name`.
 
     Raises:
@@ -64,21 +63,35 @@ def recognise_attention(view: View, name: str) -> tuple[Attention, LayerFacts]:
     scale, cap = _scale(view, name, call), call.options.get("softcap")
     sinks = call.options.get("s_aux")
     _check_formula(view, name, call, window)
-    found = Attention(
+    partial = k_path.table is not None and 2 * k_path.table.inv_freq.numel() < call.key.shape[-1]
+    return Attention(
         class_name=type(view.module(name)).__name__,
         q=q_path.projection,
         k=k_path.projection,
         v=v_path.projection,
         out=_output(view, name, children, call),
+        sizes=Sizes.of(view.config),
         scale=scale,
         soft_cap=view.express(cap, view.keys_of(view.module(name)), view.label(name), "its soft cap").code
         if cap
         else None,
         sinks=sinks is not None,
+        rotary=f'Rotary("{k_path.layout}")' if k_path.table else None,
+        table=k_path.table.key if k_path.table else None,
+        partial=partial,
+        window=_window_code(view, window),
         **_norms(view, name, q_path, k_path),
     )
-    partial = k_path.table is not None and 2 * k_path.table.inv_freq.numel() < call.key.shape[-1]
-    return found, LayerFacts(window, k_path.table.key if k_path.table else None, k_path.layout, partial)
+
+
+def _window_code(view: View, window: int | None) -> str | None:
+    if window is None:
+        return None
+    found = express(window, view.config, [*view.reference.reads, WINDOW_KEY])
+    if found is None:
+        block = type(view.reference.model).__name__
+        raise UnrecognisedError(block, f"its window of {window} follows from none of the config keys.", "that rule")
+    return found.code
 
 
 def _norms(view: View, name: str, q: _Path, k: _Path) -> dict[str, Any]:

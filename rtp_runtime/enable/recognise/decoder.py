@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rtp_runtime.enable.findings import Attention, Decoder, Layer, Mlp, Rope, UnrecognisedError
+from rtp_runtime.enable.blocks import Attention
+from rtp_runtime.enable.findings import Decoder, Layer, Rope, UnrecognisedError
 from rtp_runtime.enable.match import combination, same
-from rtp_runtime.enable.recognise.attention import LayerFacts, recognise_attention
+from rtp_runtime.enable.recognise.kinds import find_kinds, find_parts, find_states, merge_blocks
 from rtp_runtime.enable.recognise.layer import recognise_layer
-from rtp_runtime.enable.recognise.mlp import recognise_mlp
 from rtp_runtime.enable.recognise.norm import recognise_norm
-from rtp_runtime.enable.recognise.per_layer import differing
 from rtp_runtime.enable.recognise.view import View, leaf, rows
 from rtp_runtime.enable.recording import Call
 
@@ -28,7 +27,8 @@ def recognise_decoder(view: View) -> Decoder:
     layer_calls = _layers(view)
     layers_name = layer_calls[0].name.rpartition(".")[0]
     base = layers_name.rpartition(".")[0]
-    layer, attention, mlp, facts = _same_layers(view, layer_calls)
+    each = [recognise_layer(view, call.name) for call in layer_calls]
+    layers = merge_blocks(view, each)
     embedding = _embedding(view, base)
     outer = [call for call in view.recording.children(base) if not call.name.startswith(layers_name)]
     norm_call = _final_norm(view, outer, layer_calls[-1])
@@ -43,16 +43,15 @@ def recognise_decoder(view: View) -> Decoder:
         norm_name=leaf(norm_call.name),
         head_name=head.name,
         head_bias=head.module.bias is not None,
-        attention=attention,
-        mlp=mlp,
-        layer=layer,
+        kinds=find_kinds(view, layers),
+        parts=find_parts(view, layers),
+        states=find_states(view, each),
         final_norm=recognise_norm(view, norm_call.name),
-        rope=_rope(view, facts),
-        per_layer=differing(view, facts),
+        rope=_rope(view, each),
         tied=head.module.weight is embedding.module.weight,
         logit_scale=logit_scale,
         logit_soft_cap=logit_cap,
-        residual_factors=_factors(view, layer_calls[0], layer),
+        residual_factors=_factors(view, layer_calls, each),
         **_scales(view, base, embedding, layer_calls[0]),
     )
 
@@ -76,23 +75,6 @@ def _layers(view: View) -> list[Call]:
         f"no list of {depth} layers ran once each, in order.",
         "that order of layers",
     )
-
-
-def _same_layers(view: View, calls: list[Call]) -> tuple[Layer, Attention, Mlp, list[LayerFacts]]:
-    first: tuple[Layer, Attention, Mlp] | None = None
-    facts = []
-    for call in calls:
-        layer = recognise_layer(view, call.name)
-        attention, layer_facts = recognise_attention(view, f"{call.name}.{layer.attention_name}")
-        found = (layer, attention, recognise_mlp(view, f"{call.name}.{layer.mlp_name}"))
-        if first is not None and found != first:
-            raise UnrecognisedError(
-                view.label(call.name), "its blocks differ from layer 0's.", "a layer class of its own"
-            )
-        first = found
-        facts.append(layer_facts)
-    assert first is not None
-    return *first, facts
 
 
 def _embedding(view: View, base: str) -> Call:
@@ -159,29 +141,32 @@ def _head(view: View, norm: Call) -> tuple[Call, str | None, str | None]:
     )
 
 
-def _rope(view: View, facts: list[LayerFacts]) -> Rope | None:
-    used = [fact for fact in facts if fact.table is not None]
+def _rope(view: View, layers: list[Layer]) -> Rope | None:
+    used = [
+        (place, block)
+        for place, layer in enumerate(layers)
+        for block in layer.blocks.values()
+        if isinstance(block, Attention) and block.rotary
+    ]
     if not used:
         return None
-    layouts = {(fact.layout, fact.partial) for fact in used}
     table = view.tables[0]
-    if len(layouts) != 1:
-        raise UnrecognisedError(
-            view.label(table.module), "layers turn heads in different layouts.", "a layout per layer"
-        )
-    layout, partial = layouts.pop()
-    by_type = any(fact.table for fact in used)
-    if by_type and any(fact.table != view.config.layer_types[layer] for layer, fact in enumerate(facts) if fact.table):
+    shares = {block.partial for _, block in used}
+    if len(shares) != 1:
+        raise UnrecognisedError(view.label(table.module), "layers turn different shares of heads.", "that rule")
+    by_type = any(block.table for _, block in used)
+    if by_type and any(block.table != view.config.layer_types[place] for place, block in used):
         raise UnrecognisedError(view.label(table.module), "layers use tables of other layer types.", "that rule")
-    assert layout is not None
-    return Rope(type(view.module(table.module)).__name__, leaf(table.module), layout, partial, by_type)
+    return Rope(type(view.module(table.module)).__name__, leaf(table.module), bool(shares.pop()), by_type)
 
 
-def _factors(view: View, call: Call, layer: Layer) -> dict[float, str]:
+def _factors(view: View, calls: list[Call], layers: list[Layer]) -> dict[float, str]:
     """The code of every residual factor that is not 1."""
-    sums = [*(step.inputs for step in layer.steps), layer.output]
-    values = {factor for inputs in sums for factor in inputs.values() if factor != 1.0}
-    keys = view.keys_of(view.module(call.name))
-    return {
-        value: view.express(value, keys, view.label(call.name), "a factor of its residual sum").code for value in values
-    }
+    found: dict[float, str] = {}
+    for call, layer in zip(calls, layers, strict=True):
+        keys, label = view.keys_of(view.module(call.name)), view.label(call.name)
+        for inputs in (*(step.inputs for step in layer.steps), layer.output):
+            for value in inputs.values():
+                if value != 1.0 and value not in found:
+                    found[value] = view.express(value, keys, label, "a factor of its residual sum").code
+    return found

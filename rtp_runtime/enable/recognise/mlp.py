@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from rtp_kernel.ops.activation import ACTIVATIONS
+from rtp_runtime.enable.blocks import Mlp, Projection
 from rtp_runtime.enable.code import literal
-from rtp_runtime.enable.findings import Mlp, Projection, UnrecognisedError
+from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import same
 from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
 from rtp_runtime.enable.recording import Call
+
+
+def is_mlp(view: View, name: str) -> bool:
+    """Whether it holds projections that ran."""
+    return bool(linears(view.recording.children(name)))
 
 
 def recognise_mlp(view: View, name: str) -> Mlp:

@@ -6,12 +6,18 @@ import torch
 from torch import nn
 
 from rtp_kernel.ops.norm import layer_norm, rms_norm
-from rtp_runtime.enable.findings import Norm, UnrecognisedError
+from rtp_runtime.enable.blocks import Norm
+from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import express, same
 from rtp_runtime.enable.recognise.view import View
 
 LITERALS = (1e-5, 1e-6, 1e-8, 1e-12)
 """What modeling files write where no attribute and no key holds the eps."""
+
+
+def is_norm(view: View, name: str) -> bool:
+    """Whether it has no modules inside, as norms have."""
+    return not list(view.module(name).children())
 
 
 @torch.no_grad()

@@ -1,0 +1,89 @@
+"""Feed-forward blocks, gated or plain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rtp_runtime.enable.blocks.base import Block
+from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged
+from rtp_runtime.enable.code import call
+from rtp_runtime.enable.declarations import Place
+
+
+@dataclass(frozen=True)
+class Mlp(Block):
+    """Gated (gate, up, down), or plain (up, down)."""
+
+    class_name: str
+    activation: str
+    """Code over `config`, or a quoted name."""
+    up: Projection
+    down: Projection
+    gate: Projection | None = None
+    width: str = "config.intermediate_size"
+    word: ClassVar[str] = "feed_forward"
+
+    @property
+    def fused(self) -> bool:
+        return self.gate is not None and self.gate.name == self.up.name
+
+    @property
+    def is_component(self) -> bool:
+        """Whether GatedMLP says it all: gated, with its names and its single bias."""
+        biases = {part.bias for part in (self.gate, self.up, self.down) if part is not None}
+        names = self.fused and self.up.name == "gate_up_proj" and self.gate is not None and self.gate.start == 0
+        apart = self.gate is not None and (self.gate.name, self.up.name) == ("gate_proj", "up_proj")
+        return (names or apart) and self.down.name == "down_proj" and len(biases) == 1
+
+    def make(self) -> str:
+        if not self.is_component:
+            return super().make()
+        return f"GatedMLP(config.hidden_size, {self.width}, {self.activation}{self.up.bias_code})"
+
+    def source(self) -> list[str]:
+        if self.is_component:
+            return []
+        body = [*self._init(), f"self.activation = {self.activation}"]
+        return [
+            f"class {self.class_name}(nn.Module):",
+            "    def __init__(self, config: Any) -> None:",
+            *(f"        {line}" for line in ("super().__init__()", *body)),
+            "",
+            "    def forward(self, hidden: Tensor) -> Tensor:",
+            *(f"        {line}" for line in (*self._forward(), "return output")),
+        ]
+
+    def _init(self) -> list[str]:
+        if self.gate is None:
+            first = [f"self.{self.up.name} = Linear(config.hidden_size, {self.width}{self.up.bias_code})"]
+        else:
+            parts = f'{{"{self.gate.name}": {self.width}, "{self.up.name}": {self.width}}}'
+            biased = ["bias=True"] if self.up.bias else []
+            first = call("self.gate_up_proj = MergedLinear(", ["config.hidden_size", parts, *biased])
+        return [*first, f"self.{self.down.name} = Linear({self.width}, config.hidden_size{self.down.bias_code})"]
+
+    def _forward(self) -> list[str]:
+        if self.gate is None:
+            inner = f"activation(self.{self.up.name}(hidden), self.activation)"
+            return [f"output: Tensor = self.{self.down.name}({inner})"]
+        return [
+            "gate, up = self.gate_up_proj(hidden)",
+            f"output: Tensor = self.{self.down.name}(gated_activation(gate, up, self.activation))",
+        ]
+
+    def declare(self, place: Place) -> None:
+        intermediate = place.axis("intermediate", "intermediate", self.width)
+        if self.gate is None:
+            self.up.declare(place, intermediate, "hidden")
+        else:
+            parts: Parts = [(self.gate, intermediate), (self.up, intermediate)]
+            declare_merged(place, "gate_up_proj", parts, f"2 * {intermediate}.size")
+        self.down.declare(place, "hidden", intermediate)
+
+    def describe(self) -> str:
+        form = f"{self.down.name}({self.activation}({self.up.name}))"
+        if self.gate is not None:
+            names = "halves of " + self.up.name if self.fused else f"{self.gate.name} and {self.up.name}"
+            form = f"gated by {self.activation}, {names}"
+        return form + (", with biases" if self.up.bias or self.down.bias else "")

@@ -1,0 +1,49 @@
+"""Norms: RMSNorm with w or 1 + w, LayerNorm, with or without parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rtp_runtime.enable.blocks.base import Block
+from rtp_runtime.enable.declarations import Place
+
+
+@dataclass(frozen=True)
+class Norm(Block):
+    """A norm module."""
+
+    kind: str
+    """"rms" or "layer"."""
+    eps: str
+    """Code over `config`, or a literal."""
+    offset: bool = False
+    """Multiplies by 1 + w."""
+    bias: bool = False
+    weight: bool = True
+    width: str = "config.hidden_size"
+    class_name: str = "Norm"
+    word: ClassVar[str] = "normed"
+
+    def make(self) -> str:
+        return self.over(self.width)
+
+    def over(self, dim: str) -> str:
+        """The constructor for another width."""
+        kind = "RMSNorm" if self.kind == "rms" else "LayerNorm"
+        more = ", offset=1.0" if self.offset else ", bias=False" if self.kind == "layer" and not self.bias else ""
+        more += "" if self.weight else ", weight=False"
+        return f"{kind}({dim}, {self.eps}{more})"
+
+    def declare(self, place: Place) -> None:
+        self.declare_over(place, "hidden")
+
+    def declare_over(self, place: Place, dim: str) -> None:
+        """`dim`: the axis of its parameters."""
+        for leaf in (*(["weight"] if self.weight else []), *(["bias"] if self.bias else [])):
+            place.weight(leaf, dim)
+
+    def describe(self) -> str:
+        kind = "RMSNorm" if self.kind == "rms" else "LayerNorm"
+        weight = " (1 + w)" if self.offset else " with bias" if self.bias else "" if self.weight else " without weight"
+        return f"{kind}{weight}, eps {self.eps}"

@@ -1,0 +1,101 @@
+"""Which rule over the config decides in which layers something stands; each is tried on all layers, simplest first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rtp_runtime.enable.code import literal
+from rtp_runtime.enable.findings import UnrecognisedError
+from rtp_runtime.enable.recognise.view import View
+
+Truth = tuple[bool, ...]
+"""What a rule says of each layer."""
+
+
+def condition(view: View, holds: Sequence[bool | None], what: str) -> str | None:
+    """Code over `config` and `layer` that is true where `holds` is; None when that is every layer.
+
+    Args:
+        holds: per layer; None where the rule is not asked.
+
+    Raises:
+        UnrecognisedError: layers differ and no rule over the config says which.
+    """
+    asked = [layer for layer, held in enumerate(holds) if held is not None]
+    if all(holds[layer] for layer in asked) or not any(holds[layer] for layer in asked):
+        return None
+
+    def fits(truth: Truth) -> bool:
+        return all(truth[layer] == holds[layer] for layer in asked)
+
+    rules = list(_rules(view.config, len(holds)))
+    for code, truth in rules:
+        if fits(truth):
+            return code
+    for (code, truth), (other, second) in itertools.combinations(rules, 2):
+        if fits(tuple(a and b for a, b in zip(truth, second, strict=True))):
+            return f"{code} and {other}"
+    raise UnrecognisedError(
+        type(view.reference.model).__name__,
+        f"some layers have {what} and no rule over the config says which.",
+        "that rule",
+    )
+
+
+def _rules(config: Any, depth: int) -> Iterator[tuple[str, Truth]]:
+    values = config.to_dict()
+    layers = range(depth)
+    lists = {key: value for key, value in values.items() if isinstance(value, list | tuple)}
+    numbers = {k: v for k, v in values.items() if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= depth}
+    for key, value in lists.items():
+        if len(value) == depth:
+            yield from _by_value(f"config.{key}[layer]", value)
+    for key, value in lists.items():
+        if value and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+            yield f"layer in config.{key}", tuple(layer in value for layer in layers)
+            yield f"layer not in config.{key}", tuple(layer not in value for layer in layers)
+    for key, number in numbers.items():
+        yield f"layer < config.{key}", tuple(layer < number for layer in layers)
+        yield f"layer >= config.{key}", tuple(layer >= number for layer in layers)
+    for key, number in numbers.items():
+        if number > 1:
+            yield from _periods(key, number, values, layers)
+    yield "layer % 2 == 0", tuple(layer % 2 == 0 for layer in layers)
+    yield "layer % 2 == 1", tuple(layer % 2 == 1 for layer in layers)
+    yield "layer == 0", tuple(layer == 0 for layer in layers)
+    yield "layer > 0", tuple(layer > 0 for layer in layers)
+    last = depth - 1
+    yield "layer == config.num_hidden_layers - 1", tuple(layer == last for layer in layers)
+    yield "layer < config.num_hidden_layers - 1", tuple(layer < last for layer in layers)
+
+
+def _by_value(place: str, values: Sequence[Any]) -> Iterator[tuple[str, Truth]]:
+    """The list's entry is one value, or one of several; a switch is true or false."""
+    kinds = list(dict.fromkeys(repr(value) for value in values))
+    known = {repr(value): value for value in values}
+    if all(value in (0, 1, None) for value in values):
+        yield place, tuple(bool(value) for value in values)
+        yield f"not {place}", tuple(not value for value in values)
+        return
+    if len(kinds) > 8 or not all(isinstance(value, str | int | None) for value in values):
+        return
+    for size in range(1, len(kinds)):
+        for chosen in itertools.combinations(kinds, size):
+            codes = [literal(known[kind]) for kind in chosen]
+            code = f"{place} == {codes[0]}" if size == 1 else f"{place} in ({', '.join(codes)})"
+            yield code, tuple(repr(value) in chosen for value in values)
+
+
+def _periods(key: str, number: int, values: dict[str, Any], layers: range) -> Iterator[tuple[str, Truth]]:
+    """Every nth layer, counted from the first, from the second, or from an offset that the config holds."""
+    for shown in ("layer", "(layer + 1)"):
+        shift = 0 if shown == "layer" else 1
+        yield f"{shown} % config.{key} == 0", tuple((layer + shift) % number == 0 for layer in layers)
+        yield f"{shown} % config.{key} != 0", tuple((layer + shift) % number != 0 for layer in layers)
+    for other, offset in values.items():
+        if "offset" in other and isinstance(offset, int) and 0 <= offset < number:
+            code = f"layer % config.{key}"
+            yield f"{code} == config.{other}", tuple(layer % number == offset for layer in layers)
+            yield f"{code} != config.{other}", tuple(layer % number != offset for layer in layers)

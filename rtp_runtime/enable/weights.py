@@ -1,0 +1,67 @@
+"""Writes the weight descriptors of a recognised decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rtp_runtime.enable.code import comprehension
+from rtp_runtime.enable.declarations import Declarations, Place
+from rtp_runtime.enable.findings import Decoder
+
+
+@dataclass(frozen=True)
+class WeightCode:
+    """The body of `weight_descriptors` as the template wants it."""
+
+    axes: list[str]
+    layers: list[str]
+    """Variables with the layers of parts that do not stand in every one."""
+    tensors: list[str]
+    items: list[str]
+    subsets: bool
+
+
+def declare(d: Decoder) -> WeightCode:
+    """Descriptors in the order of the module tree."""
+    declarations = Declarations()
+    subsets = _subsets(d)
+    base = f'"{d.model_name}.'
+    outer = Place(declarations, f"{base}{d.embedding_name}", d.embedding_name)
+    outer.weight("weight", "vocabulary", "hidden")
+    for part in d.parts:
+        over = "layers" if part.condition is None else subsets[part.condition]
+        part.block.declare(Place(declarations, f'LAYER + "{part.name}', part.name, over))
+    d.final_norm.declare(Place(declarations, f"{base}{d.norm_name}", d.norm_name))
+    _head(d, declarations)
+    return WeightCode(
+        axes=[line for lines in declarations.axes.values() for line in lines],
+        layers=[line for condition, name in subsets.items() for line in _subset(name, condition)],
+        tensors=[line for lines in declarations.tensors.values() for line in lines],
+        items=declarations.item_lines(),
+        subsets=bool(subsets),
+    )
+
+
+def _head(d: Decoder, declarations: Declarations) -> None:
+    head = Place(declarations, f'"{d.head_name}', d.head_name)
+    if d.tied:
+        declarations.items.append(f'Tie({head.leaf("weight")}, "{d.model_name}.{d.embedding_name}.weight")')
+    else:
+        head.weight("weight", "vocabulary", "hidden")
+    if d.head_bias:
+        head.weight("bias", "vocabulary")
+
+
+def _subsets(d: Decoder) -> dict[str, str]:
+    """Condition -> the variable that holds its layers, called after the first block that stands there."""
+    names: dict[str, str] = {}
+    for part in sorted(d.parts, key=lambda part: part.block.word == "normed"):
+        if part.condition is not None and part.condition not in names:
+            name = f"{part.block.word}_layers"
+            names[part.condition] = name if name not in names.values() else f"{name}_{len(names)}"
+    return names
+
+
+def _subset(name: str, condition: str) -> list[str]:
+    loop = f"for layer in range(config.num_hidden_layers) if {condition}"
+    return comprehension(f'{name} = {{"layer": [', [(None, "layer")], loop, "]}", indent=4)
