@@ -45,6 +45,8 @@ class Fault:
     """Config values of our copy of the checkpoint."""
     tensors: Callable[[Tensors], None] | None = None
     """Edit of the tensors of our copy of the checkpoint."""
+    cause: str = ""
+    """The mistake that should be named (`Cause.kind`); empty where "no known cause" is right."""
 
     @property
     def place(self) -> tuple[str, int | None]:

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import check_faults.engine
 import pytest
 from check_faults.catalogue import FAULTS, Fault
-from check_faults.entering import enter
+from check_faults.everything import ALL
 from check_faults.newer import NEWER
+from check_faults.scoring import LENGTHS, placed, stages_for
 
 from rtp_runtime.check import STAGES, CheckReport, run_check
 from rtp_runtime.check.reference import Reference
 from rtp_runtime.errors import RtpError
 
-LENGTHS = (10, 14, 40)
-"""The longest crosses the tiny window of 8 several times, and is in its prefill while the others decode."""
-
-ALL = (*FAULTS, *NEWER)
-
 Run = Callable[[Fault, tuple[str, ...]], CheckReport]
 
 
 @pytest.fixture
-def run(
-    checkpoint: Callable[[str], Path],
-    reference: Callable[[str], Reference],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Run:
+def run(checkpoint: Callable[[str], Path], reference: Callable[[str], Reference], tmp_path: Path) -> Run:
     """Run a check, with a fault in its place, over some stages."""
-    monkeypatch.syspath_prepend(tmp_path)
 
     def run_fault(fault: Fault, stages: tuple[str, ...]) -> CheckReport:
-        entered = enter(fault, checkpoint(fault.base), tmp_path)
-        if fault.engine[0]:
-            monkeypatch.setattr(f"rtp_runtime.{fault.engine[0]}", getattr(check_faults.engine, fault.engine[1]))
-        return run_check(entered.options(stages, LENGTHS), reference=reference(fault.base))
+        with placed(fault, checkpoint(fault.base), tmp_path / "fault") as entered:
+            options = replace(entered.options(stages, LENGTHS), explain=False)
+            return run_check(options, reference=reference(fault.base))
 
     return run_fault
 
@@ -50,23 +39,9 @@ def caught(report: CheckReport, fault: Fault) -> bool:
     return report.exit == 1 and named
 
 
-def stages_with(fault: Fault) -> tuple[str, ...]:
-    """The fault's stage, after those that could have caught it earlier."""
-    return STAGES[: STAGES.index("probes") + 1] if fault.stage == "probes" else (*EARLIER[fault.stage], fault.stage)
-
-
-EARLIER = {
-    "audit": (),
-    "pinned": ("audit",),
-    "logits": ("audit", "probes"),
-    "greedy": ("audit", "probes", "logits"),
-    "modes": ("audit", "probes", "logits"),
-}
-
-
 @pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
 def test_fault_is_named(fault: Fault, run: Run) -> None:
-    report = run(fault, stages_with(fault))
+    report = run(fault, stages_for(fault))
     first = report.first_wrong
     assert caught(report, fault), f"exit {report.exit}, first wrong {first}"
     assert first is not None
@@ -79,7 +54,7 @@ def test_fault_is_named(fault: Fault, run: Run) -> None:
 
 @pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
 def test_without_its_stage_the_fault_is_missed(fault: Fault, run: Run) -> None:
-    stages = tuple(stage for stage in stages_with(fault) if stage != fault.stage) or ("pinned",)
+    stages = tuple(stage for stage in stages_for(fault) if stage != fault.stage) or ("pinned",)
     try:
         report = run(fault, stages)
     except RtpError:
