@@ -2,6 +2,7 @@
 
 RTP_PLUGINS     names of plugin modules, separated by commas; loaded besides the installed plugins
 RTP_DEBUG       1 or 0: commands show the traceback of an error
+RTP_EVIDENCE    the directory that evidence is kept in (`rtp check`, `rtp bench`, `rtp readiness`)
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Environment:
 
     plugins: tuple[str, ...] = ()
     debug: bool = False
+    evidence: str | None = None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -29,6 +31,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         plugins=_module_names("RTP_PLUGINS", values.get("RTP_PLUGINS", "")),
         debug=_boolean("RTP_DEBUG", values.get("RTP_DEBUG", "")),
+        evidence=values.get("RTP_EVIDENCE") or None,
     )
 
 

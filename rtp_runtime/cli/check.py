@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rtp_runtime.cli.evidence_options import add_record_options, keep_record, open_recorder
 from rtp_runtime.cli.output import print_json, say
 from rtp_runtime.errors import UsageError
 
@@ -29,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip", metavar="A,B", help="all stages but these; what is left out is not judged")
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="add a text to the prompts")
     parser.add_argument("--seed", type=int, default=0, help="of drawn prompts (0)")
+    add_record_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None and not args.html.parent.is_dir():
         raise UsageError(f"--html {args.html}: there is no directory {args.html.parent}; create it or write elsewhere")
     line = _Line() if sys.stderr.isatty() else None
+    recorder = open_recorder(args, line)
     try:
         report = run_check(options, progress=line)
     finally:
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         from rtp_runtime.check.render.terminal import print_report
 
         print_report(report, Console(width=None if sys.stdout.isatty() else 140))
+    if recorder is not None:
+        keep_record(lambda: recorder.keep_check(report, options))
     return report.exit
 
 

@@ -1,0 +1,1 @@
+"""How the ladder, measurements and comparisons look: terminal, page, pictures."""
