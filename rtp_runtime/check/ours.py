@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rtp_runtime.check.kernels import Kernels, RankedRegistry
 from rtp_runtime.check.recorder import RecordingOps
 from rtp_runtime.errors import RtpError
 
@@ -40,6 +41,11 @@ class Schedule:
     """All requests in one engine at once, each joining one step after the one before; else one after another."""
     preempt_after: tuple[int, ...] = ()
     """Steps after which a running request loses its state, each time another one."""
+    reverse: bool = False
+    """The last request comes first."""
+    temperature: float = 0.0
+    """Above 0 tokens are sampled, with `seed`."""
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,8 @@ class OurModel:
             ModuleError: the model, or what feeds it, raised.
         """
         schedule = schedule or Schedule()
-        groups = [dict(prompts)] if schedule.together else [{name: ids} for name, ids in prompts.items()]
+        named = list(prompts.items())[:: -1 if schedule.reverse else 1]
+        groups = [dict(named)] if schedule.together else [{name: ids} for name, ids in named]
         outputs: dict[str, Output] = {}
         with _entered_modules(self.module) as entered:
             try:
@@ -114,8 +121,22 @@ class OurModel:
                 raise ModuleError(entered[-1] if entered else "", error) from error
         return outputs
 
-    def run_twice(self, prompts: Mapping[str, Sequence[int]], num_new_tokens: int) -> dict[str, Again]:
+    @property
+    def has_slots(self) -> bool:
+        """Whether some state is one entry per request, so that only copies of it, snapshots, can be reused."""
+        from rtp_runtime.state import SlotState
+
+        return any(isinstance(state, SlotState) for *_, state in self.loaded.states.named())
+
+    def run_twice(
+        self,
+        prompts: Mapping[str, Sequence[int]],
+        num_new_tokens: int,
+        then: Mapping[str, Sequence[int]] | None = None,
+    ) -> dict[str, Again]:
         """Each prompt twice in an engine that keeps what the first run computed; what the second run gave.
+
+        `then`: the second run's prompts, where they are others; they go on for one token.
 
         Raises:
             ModuleError: the model, or what feeds it, raised.
@@ -124,9 +145,11 @@ class OurModel:
         with _entered_modules(self.module) as entered:
             try:
                 for name, ids in prompts.items():
-                    requests = Requests({name: ids}, num_new_tokens, keep_logits=False)
+                    second = (then or prompts)[name]
+                    requests = Requests({name: max(ids, second, key=len)}, num_new_tokens, keep_logits=False)
                     engine = self._engine(requests, Schedule({"prefix_caching": True, "max_chunk_tokens": 64}))
-                    found[name] = _run_again(engine, list(ids), num_new_tokens)
+                    asked = [(list(ids), num_new_tokens), (list(second), 1 if then else num_new_tokens)]
+                    found[name] = _run_again(engine, asked)
             except RtpError:
                 raise
             except Exception as error:
@@ -165,7 +188,9 @@ class OurModel:
 def _run_group(engine: Engine, requests: Requests, schedule: Schedule) -> dict[str, Output]:
     from rtp_runtime.engine.sampling_params import SamplingParams
 
-    params = SamplingParams(temperature=0.0, max_tokens=requests.num_new_tokens, ignore_eos=True)
+    params = SamplingParams(
+        temperature=schedule.temperature, seed=schedule.seed, max_tokens=requests.num_new_tokens, ignore_eos=True
+    )
     waiting, victims = list(requests.prompts), list(requests.prompts)
     step, finished = 0, set[str]()
     while waiting or engine.has_work:
@@ -182,11 +207,11 @@ def _run_group(engine: Engine, requests: Requests, schedule: Schedule) -> dict[s
     return {name: _output(engine.output(name)) for name in requests.prompts}
 
 
-def _run_again(engine: Engine, ids: list[int], num_new_tokens: int) -> Again:
+def _run_again(engine: Engine, asked: Sequence[tuple[list[int], int]]) -> Again:
     from rtp_runtime.engine.sampling_params import SamplingParams
 
-    params = SamplingParams(temperature=0.0, max_tokens=num_new_tokens, ignore_eos=True, logprobs=0)
-    for name in ("first", "again"):
+    for name, (ids, num_tokens) in zip(("first", "again"), asked, strict=True):
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=0)
         engine.add(ids, params, request_id=name)
         while engine.has_work:
             engine.step()
@@ -221,12 +246,17 @@ def _entered_modules(model: nn.Module) -> Iterator[list[str]]:
         yield entered
 
 
-def load_ours(path: Path, plugins: Plugins, dtype: str) -> OurModel:
-    """Load our model of the checkpoint. Raises ModelError, PluginError, KernelError."""
+def load_ours(path: Path, plugins: Plugins, dtype: str, kernels: Kernels | None = None) -> OurModel:
+    """Load our model of the checkpoint, by default with the kernels that a server would take.
+
+    Raises ModelError, PluginError, KernelError.
+    """
     from rtp_runtime.model import load_model
     from rtp_runtime.model.building import make_op_table
     from rtp_runtime.weights.dtypes import torch_dtype
 
-    table = make_op_table(plugins, "cpu", torch_dtype(dtype))
-    ops = RecordingOps(table.registry, device=table.device, dtype=table.dtype)
+    kernels = kernels or Kernels()
+    table = make_op_table(plugins, "cpu", torch_dtype(dtype), deterministic=kernels.deterministic)
+    registry = RankedRegistry(table.registry, kernels.rank) if kernels.rank else table.registry
+    ops = RecordingOps(registry, device=table.device, dtype=table.dtype, deterministic=kernels.deterministic)
     return OurModel(load_model(path, dtype=dtype, plugins=plugins, ops=ops), ops)

@@ -75,6 +75,8 @@ class Session:
     """What ordinary runs of the prompts gave, one after another."""
     unsound_continuations: list[str] = field(default_factory=list)
     """Prompts whose continuation through the reference's cache is not what its full forwards say."""
+    kernels: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
+    """Set of kernels that was judged -> op -> the implementations in it."""
     order: list[str] = field(default_factory=list)
     consumers: dict[str, int] = field(default_factory=dict)
 

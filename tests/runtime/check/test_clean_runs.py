@@ -17,6 +17,8 @@ KINDS = ("qwen3_next", "deepseek_v32", "deepseek_v4", "minimax_m3_vl")
 """Recurrences, selections of tokens, blocks and entries, compressed context, residual streams, wrappers."""
 PLAIN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """The tiny checkpoints of every model are checked where each plugin is alone (tools/alone)."""
+NO_SUCH_MODES = ("restored from a snapshot", "kernels: plain references", "captured graphs", "parallel ranks")
+"""Of models that keep no state per request, and whose kernels have two sets only; and what does not exist yet."""
 
 PLAIN_OPS = """
 from rtp_runtime import hookimpl
@@ -43,7 +45,8 @@ def test_tiny_checkpoint_passes(
     report = run_check(options(checkpoint(name)), reference=reference(name))
     assert (report.verdict, report.exit, report.failed) == ("MATCH", 0, [])
     assert [stage.name for stage in report.stages] == list(STAGES)
-    assert not report.not_judged
+    assert {item.what for item in report.not_judged} <= {"text", "serving", *NO_SUCH_MODES}
+    assert not [item for item in report.not_judged if item.required]
     probes = next(stage for stage in report.stages if stage.name == "probes")
     assert max(measure.error for measure in probes.measures) < 2e-6
     assert all(entry["visited"] == entry["of"] for entry in report.coverage["experts"].values())
@@ -106,4 +109,4 @@ def test_stages_left_out_are_not_judged(
     report = run_check(options(checkpoint("qwen3"), stages=("audit", "pinned")), reference=reference("qwen3"))
     assert (report.verdict, report.exit) == ("NOT-JUDGED", 2)
     assert {item.what for item in report.not_judged if item.required} == {"probes", "logits", "modes"}
-    assert {item.what for item in report.not_judged} == {"probes", "logits", "greedy", "modes"}
+    assert {item.what for item in report.not_judged} == {"text", "probes", "logits", "greedy", "modes", "serving"}
