@@ -66,7 +66,7 @@ def selective_scan(
         for piece, copies in run.pieces:
             for start in range(piece.start, piece.stop, SEGMENT):
                 rows_of = slice(start, min(start + SEGMENT, piece.stop))
-                result, one = _run([part[rows_of].float() for part in tokens], fixed, one)
+                result, one = scanned([part[rows_of].float() for part in tokens], fixed, one)
                 out[rows_of] = result.to(out.dtype)
             for slot in copies:
                 state.data[slot] = one
@@ -95,7 +95,7 @@ def _step(tokens: Sequence[Tensor], fixed: Channels, state: Tensor) -> tuple[Ten
     return _outputs(tokens, fixed, state), state
 
 
-def _run(tokens: Sequence[Tensor], fixed: Channels, state: Tensor) -> tuple[Tensor, Tensor]:
+def scanned(tokens: Sequence[Tensor], fixed: Channels, state: Tensor) -> tuple[Tensor, Tensor]:
     """Consecutive tokens of one request, and its state [channels, state size]."""
     decay, states = _decays(tokens, fixed)
     for place, factor in enumerate(decay):

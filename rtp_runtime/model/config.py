@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def load_config(path: str | Path, *, trust_remote_code: bool = False) -> ModelCo
     if file.exists() and not file.is_file():
         raise ConfigError(f"{file}: is not a file.")
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{file}: not found. A checkpoint is a directory with config.json and .safetensors."
@@ -89,6 +90,12 @@ def load_config(path: str | Path, *, trust_remote_code: bool = False) -> ModelCo
     if not isinstance(raw, dict):
         raise ConfigError(f"{file}: holds a {type(raw).__name__}, not a JSON object.")
     return ModelConfig(raw, file, trust_remote_code=trust_remote_code)
+
+
+def _decoded(value: dict[str, Any]) -> Any:
+    """{"__float__": "Infinity"} as the number: so transformers writes what JSON cannot (a limit of a time step)."""
+    known = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+    return known.get(str(value["__float__"]), value) if value.keys() == {"__float__"} else value
 
 
 class TextConfig:

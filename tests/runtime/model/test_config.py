@@ -246,3 +246,11 @@ def test_importing_the_package_loads_neither_torch_nor_transformers() -> None:
         "sys.exit(bool({'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_numbers_that_json_cannot_say(tmp_path: Path) -> None:
+    """Written by transformers: the steps of Mamba 2 have no upper limit."""
+    from transformers import Mamba2Config
+
+    Mamba2Config(architectures=["Mamba2ForCausalLM"], time_step_limit=(0.5, float("inf"))).save_pretrained(tmp_path)
+    assert list(load_config(tmp_path).hf.time_step_limit) == [0.5, float("inf")]
