@@ -61,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
 
         print_report(report, Console(width=None if sys.stdout.isatty() else 140))
     if recorder is not None:
-        keep_record(lambda: recorder.keep_check(report, options))
+        from rtp_runtime.readiness.recording import keep_check
+
+        keep_record(lambda: keep_check(recorder, report, options))
     return report.exit
 
 

@@ -25,6 +25,7 @@ from rtp_runtime.state.keys import ContentKeys, namespace
 
 if TYPE_CHECKING:
     from rtp_runtime.model import LoadedModel
+    from rtp_runtime.state.capacity import Capacity
     from rtp_runtime.text import Tokenizer
 
 
@@ -75,6 +76,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether some request is unfinished, or a submitted step was not collected."""
         return self._scheduler.has_work or bool(self._tickets)
+
+    @property
+    def capacity(self) -> Capacity:
+        """How much state there is, and how much a request takes."""
+        return self._state.capacity
 
     @property
     def num_preemptions(self) -> int:

@@ -192,9 +192,7 @@ def read_json(text: str, file: str) -> Table:
         values = json.loads(text, object_pairs_hook=unique, parse_float=number, parse_constant=number)
     except (ValueError, RecursionError) as error:
         marks = text.startswith("<<<<<<<") or "\n<<<<<<<" in text
-        why = (
-            "it holds the marks of an unresolved merge: keep one side" if marks else f"it is not JSON ({error})"
-        )
+        why = "it holds the marks of an unresolved merge: keep one side" if marks else f"it is not JSON ({error})"
         raise UsageError(f"{file}: {why}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{file}: it holds a {type(values).__name__}, not an object")

@@ -21,6 +21,7 @@ from rtp_runtime.readiness.targets import Targets, read_targets
 if TYPE_CHECKING:
     from rtp_runtime.check import CheckOptions, CheckReport
     from rtp_runtime.plugins import Plugins
+    from rtp_runtime.readiness.bench.run import BenchReport
 
 EVIDENCE, TARGETS = Path(".rtp/evidence"), Path(".rtp/targets.toml")
 """Where both are looked for, from the working directory: evidence belongs to the project that vouches for a model, not
@@ -132,22 +133,38 @@ class Recorder:
             raise UsageError(f"not recorded, since this changed while it ran: {'; '.join(changes)}. Run it again.")
         return self.store.add(made, self.before.contents)
 
-    def keep_check(self, report: CheckReport, options: CheckOptions) -> Path:
-        """Write the record of a check."""
-        result, summary, numbers = judge_check(report, options)
-        return self.keep(
-            "check",
-            result,
-            summary,
-            numbers,
-            device="cpu",
-            dtype=str(report.conditions.get("dtype", "float32")),
-            seed=options.seed,
-            settings=check_settings(options),
-        )
-
     def _manifest(self, digest: str) -> Mapping[str, str] | None:
         return next((content.files for content in self.before.contents if content.digest == digest), None)
+
+
+def keep_check(recorder: Recorder, report: CheckReport, options: CheckOptions) -> Path:
+    """Write the record of a check."""
+    result, summary, numbers = judge_check(report, options)
+    return recorder.keep(
+        "check",
+        result,
+        summary,
+        numbers,
+        device="cpu",
+        dtype=str(report.conditions.get("dtype", "float32")),
+        seed=options.seed,
+        settings=check_settings(options),
+    )
+
+
+def keep_bench(recorder: Recorder, report: BenchReport) -> Path:
+    """Write the record of a bench."""
+    options = report.options
+    return recorder.keep(
+        "bench",
+        report.result,
+        report.summary,
+        report.numbers(),
+        device=options.device,
+        dtype=report.dtype,
+        seed=options.seed,
+        settings=options.settings() | {"threads": report.threads},
+    )
 
 
 def check_settings(options: CheckOptions) -> dict[str, Any]:

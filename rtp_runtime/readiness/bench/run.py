@@ -1,0 +1,252 @@
+"""A whole bench: the model is loaded once, every point gets an engine of its own, and none is left out in silence."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rtp_runtime.errors import RtpError
+from rtp_runtime.readiness.bench.measure import MIB, Run, fault, run_once, summarise
+from rtp_runtime.readiness.bench.options import BenchOptions
+from rtp_runtime.readiness.bench.remaining import Remaining
+from rtp_runtime.readiness.metrics import INVALID, NOT_RUN, VALID, Point
+from rtp_runtime.readiness.record import FAIL, PARTIAL, PASS
+from rtp_runtime.readiness.subject import device_name, machine_name
+
+if TYPE_CHECKING:
+    from rtp_runtime.engine.engine import Engine
+    from rtp_runtime.model import LoadedModel
+    from rtp_runtime.plugins import Plugins
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport:
+    """Every point that was asked for, in the order of batch and prompt."""
+
+    options: BenchOptions
+    points: tuple[Point, ...]
+    dtype: str
+    seconds: float
+    weights_mb: float
+    """The model's parameters, in MiB."""
+    threads: int
+    """Of the processor, in one operation."""
+
+    @property
+    def faults(self) -> list[str]:
+        """What was not measured, and why."""
+        return [f"{point.name}: {point.status}: {point.why}" for point in self.points if point.status != VALID]
+
+    @property
+    def result(self) -> str:
+        """As evidence: "pass" when every point was measured, "fail" when none was."""
+        valid = sum(point.status == VALID for point in self.points)
+        return PASS if valid == len(self.points) else PARTIAL if valid else FAIL
+
+    @property
+    def summary(self) -> str:
+        valid = [point for point in self.points if point.status == VALID]
+        words = f"{len(valid)} of {len(self.points)} points measured"
+        if not valid:
+            return words
+        best = max(valid, key=lambda point: point.metrics["throughput_tok_s"])
+        return f"{words}; up to {best.metrics['throughput_tok_s']:,.1f} tokens/s ({best.name})"
+
+    def numbers(self) -> dict[str, Any]:
+        """What a record keeps."""
+        return {
+            "points": [point.to_json() for point in self.points],
+            "weights_mb": round(self.weights_mb, 3),
+            "seconds": round(self.seconds, 2),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.options.model,
+            "result": self.result,
+            "summary": self.summary,
+            "faults": self.faults,
+            **self.numbers(),
+            "dtype": self.dtype,
+            "device": device_name(self.options.device),
+            "machine": machine_name(),
+            "seed": self.options.seed,
+            "threads": self.threads,
+            "settings": self.options.settings(),
+        }
+
+
+def run_bench(
+    options: BenchOptions,
+    plugins: Plugins,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> BenchReport:
+    """Measure every point of `options`.
+
+    Raises:
+        RtpError: a model that cannot be loaded.
+    """
+    import torch
+
+    from rtp_runtime.model import load_model
+
+    started = time.monotonic()
+    say = progress or _silent
+    say("loading the model")
+    loaded = load_model(
+        options.model,
+        dtype=options.dtype,
+        device=options.device,
+        plugins=plugins,
+        deterministic=options.deterministic,
+        trust_remote_code=options.trust_remote_code,
+        progress=lambda done, total: say(f"loading weights: {done / MIB:,.0f} of {total / MIB:,.0f} MiB"),
+    )
+    remaining = Remaining(options)
+    points = [measure_point(loaded, options, batch, prompt, say, remaining, clock) for batch, prompt in options.points]
+    parameters = {id(each): each.nbytes for each in loaded.module.parameters()}
+    return BenchReport(
+        options=options,
+        points=tuple(sorted(points, key=lambda point: point.key)),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        seconds=time.monotonic() - started,
+        weights_mb=sum(parameters.values()) / MIB,
+        threads=torch.get_num_threads(),
+    )
+
+
+def measure_point(
+    loaded: LoadedModel,
+    options: BenchOptions,
+    batch: int,
+    prompt: int,
+    say: Progress,
+    remaining: Remaining,
+    clock: Callable[[], float],
+) -> Point:
+    """One point: why it cannot be run, or what its runs gave."""
+    point = Point(batch=batch, prompt=prompt, new_tokens=options.new_tokens)
+    try:
+        engine = _engine(loaded, options, batch, prompt)
+        short = _shortage(engine, options, batch, prompt)
+        if short:
+            remaining.skip(batch, prompt)
+            return replace(point, status=NOT_RUN, why=short)
+        runs = _runs(engine, options, batch, prompt, say, remaining, clock)
+    except (RtpError, RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors
+        remaining.skip(batch, prompt)
+        words = (str(error) or type(error).__name__).splitlines()[0]
+        return replace(point, status=NOT_RUN, why=words if isinstance(error, RtpError) else f"it failed: {words}")
+    why = fault(runs, batch, options.new_tokens, options.max_spread)
+    memory = _device_memory(loaded) or max(run.memory for run in runs)
+    metrics, spread = summarise(runs, memory) if min(run.seconds for run in runs) > 0.0 else ({}, {})
+    return replace(
+        point,
+        status=INVALID if why else VALID,
+        why=why,
+        repeats=len(runs),
+        metrics=metrics,
+        spread=spread,
+        notes=_notes(engine, runs, batch, prompt, options),
+    )
+
+
+def draw_prompts(batch: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
+    """Prompts of random ids, no two with the same beginning unless by chance."""
+    source = random.Random(f"{seed} {batch} {length}")
+    return [[source.randrange(vocab_size) for _ in range(length)] for _ in range(batch)]
+
+
+def _silent(message: str) -> None:
+    """Say nothing."""
+
+
+def _engine(loaded: LoadedModel, options: BenchOptions, batch: int, prompt: int) -> Engine:
+    from rtp_runtime.engine.config import EngineConfig
+    from rtp_runtime.engine.engine import Engine
+
+    gc.collect()  # the engine before this one, whose state would count as ours
+    if loaded.device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(loaded.device)
+    config = EngineConfig(
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(batch, EngineConfig().max_num_batched_tokens),
+        max_model_len=options.max_model_len or prompt + options.new_tokens,
+        deterministic=options.deterministic,
+        prefix_caching=False,
+        seed=options.seed,
+    )
+    return Engine(loaded, config)
+
+
+def _shortage(engine: Engine, options: BenchOptions, batch: int, prompt: int) -> str:
+    """Why the requests of a point cannot all run at once; empty when they can."""
+    length = prompt + options.new_tokens
+    if length > engine.max_model_len:
+        return f"{prompt} + {options.new_tokens} tokens are more than the longest request of {engine.max_model_len}"
+    capacity = engine.capacity
+    one = capacity.blocks(length)
+    need = capacity.plan.extents_for([batch * count for count in one])
+    have = capacity.plan.num_extents
+    if need <= have:
+        return ""
+    size = capacity.plan.extent_bytes / MIB
+    blocks = ", ".join(
+        f"{batch * count} {'slots' if spec.is_slot else f'{spec.kind} blocks of {spec.block_size} tokens'}"
+        for spec, count in zip(capacity.groups, one, strict=True)
+    )
+    return f"needs {blocks} at once: {need * size:,.1f} MiB of state, and there are {have * size:,.1f} MiB"
+
+
+def _runs(
+    engine: Engine,
+    options: BenchOptions,
+    batch: int,
+    prompt: int,
+    say: Progress,
+    remaining: Remaining,
+    clock: Callable[[], float],
+) -> list[Run]:
+    prompts = draw_prompts(batch, prompt, engine.limits.vocab_size, options.seed)
+    runs: list[Run] = []
+    for number in range(options.warmup + options.repeats):
+        counted = number - options.warmup + 1
+        what = f"repeat {counted} of {options.repeats}" if counted > 0 else "warm-up"
+        say(f"batch {batch}, prompt {prompt}: {what}{remaining.words()}")
+        run = run_once(engine, prompts, options.new_tokens, clock)
+        remaining.done(batch, prompt, run.seconds)
+        if counted > 0:
+            runs.append(run)
+    return runs
+
+
+def _device_memory(loaded: LoadedModel) -> int | None:
+    if loaded.device.type != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.max_memory_allocated(loaded.device))
+
+
+def _notes(engine: Engine, runs: Sequence[Run], batch: int, prompt: int, options: BenchOptions) -> tuple[str, ...]:
+    """What bounded the point."""
+    run, capacity = runs[0], engine.capacity
+    blocks = [batch * count for count in capacity.blocks(prompt + options.new_tokens)]
+    state = capacity.plan.extents_for(blocks) * capacity.plan.extent_bytes / MIB
+    notes = [
+        f"{batch * prompt} prompt tokens in {run.prefill_steps} steps of at most "
+        f"{engine.config.max_num_batched_tokens} tokens",
+        f"{state:,.2f} MiB of state",
+    ]
+    lost = sum(each.preemptions for each in runs)
+    return (*notes, f"{lost} preemptions: state was short") if lost else tuple(notes)
