@@ -49,10 +49,19 @@ def find_layers(model: nn.Module) -> dict[str, int]:
         name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
     }
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    depth = _declared_depth(model)
+    # Beside a few wide layers, a tower of images may hold more.
+    outer = [name for name in outer if len(lists[name]) == depth] or outer
     if not outer:
         return {}
     best = max(outer, key=lambda name: sum(p.numel() for p in lists[name].parameters()))
     return {f"{best}.{index}": index for index in range(len(lists[best]))}
+
+
+def _declared_depth(model: nn.Module) -> int | None:
+    """How many decoder layers the config of a transformers model says that its language model has."""
+    text = getattr(getattr(model, "config", None), "get_text_config", None)
+    return getattr(text(), "num_hidden_layers", None) if text is not None else None
 
 
 def layer_of(name: str, layers: Mapping[str, int]) -> int | None:
