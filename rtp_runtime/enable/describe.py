@@ -39,6 +39,6 @@ def _order(kind: Kind) -> str:
 
 def _rotary(d: Decoder, rope: Rope) -> str:
     turned = [code_of(block.rotary) for block in d.blocks if isinstance(block, Attention)]
-    share = "the leading part of each head" if rope.partial else "whole heads"
+    share = "the leading part of each head" if rope.dim else "whole heads"
     tables = ", a table per layer type" if rope.by_layer_type else ""
     return f"rotary ({rope.class_name}): {next(filter(None, turned))}, {share}{tables}"

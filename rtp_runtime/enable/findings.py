@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rtp_runtime.enable.blocks import Block, ByLayer, Norm
+from rtp_runtime.enable.blocks.bridge import Bridge, constant
 from rtp_runtime.errors import RtpError
 
 
@@ -63,6 +64,8 @@ class Part:
     block: Block
     condition: str | None = None
     """None = in every layer."""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """Names of its parameters inside the layer that checkpoints call otherwise."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,13 @@ class Rope:
 
     class_name: str
     name: str
-    partial: bool
-    """Only the leading part of a head, `partial_rotary_factor`, is turned."""
+    dim: str | None = None
+    """Code of how many dimensions of a head are turned; None = all."""
     by_layer_type: bool = False
+    parameters: str = "rope_parameters(config)"
+    """Code of the table's parameters, where there is one for all layers."""
+    target: str | None = None
+    """The reference's own module, where only bridged blocks take tables."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,17 @@ class Decoder:
     def blocks(self) -> list[Block]:
         """Every block of the layers that is no norm, in order."""
         return [part.block for part in self.parts if not isinstance(part.block, Norm)]
+
+    @property
+    def bridged(self) -> list[Bridge]:
+        """The blocks that are transformers' own."""
+        return [block for block in self.blocks if isinstance(block, Bridge)]
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """The constants of bridged blocks, and what they hold."""
+        rotary = {constant(self.rope.class_name): self.rope.target} if self.rope and self.rope.target else {}
+        return {name: target for block in self.bridged for name, target in block.targets.items()} | rotary
 
     @property
     def state_names(self) -> tuple[str, ...]:

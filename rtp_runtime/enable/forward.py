@@ -49,7 +49,7 @@ class _Writer:
     def lines(self) -> list[str]:
         for place, step in enumerate(self._kind.steps):
             arguments = [self._given(self._sums[place]), *map(self._argument, self._takes(step.name))]
-            code = f"self.{step.name}({', '.join(arguments)})"
+            code = f"{self._kind.choices(step.name)[0].called(step.name)}({', '.join(arguments)})"
             self._code[step.name] = self._named(step.name, code) if self._keep(step.name, place) else code
         return [*self._body, f"hidden = {self._sum(self._sums[-1])}", "return hidden"]
 

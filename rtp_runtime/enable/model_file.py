@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from rtp_runtime.bridge.target import installed_version
 from rtp_runtime.enable.blocks import Block, ByLayer
+from rtp_runtime.enable.blocks.bridge import constant, target_lines
 from rtp_runtime.enable.code import assign, call, comprehension, literal
 from rtp_runtime.enable.findings import Decoder, Kind
 from rtp_runtime.enable.forward import layer_forward
@@ -29,10 +31,11 @@ def write_model(decoder: Decoder, sizes: Sizes, title: str, modeling_file: str) 
 
 def pinned_keys(decoder: Decoder, body: str) -> list[tuple[str, str]]:
     """Keys that the reference reads and the model file does not, with what it was written for, as code."""
+    by_bridges = {key for block in decoder.bridged for key in block.reads}
     return [
         (key, literal(value))
         for key, value in sorted(decoder.pinned.items())
-        if not re.search(rf"config\.{key}\b", body)
+        if not re.search(rf"config\.{key}\b", body) and key not in by_bridges
     ]
 
 
@@ -43,6 +46,8 @@ def _render(d: Decoder, sizes: Sizes, title: str, modeling_file: str, **more: An
         d=d,
         title=title,
         modeling_file=modeling_file,
+        targets=[line for name, target in d.targets.items() for line in target_lines(name, target)],
+        bridge_version=installed_version() if d.targets else None,
         sources=list(_sources(d)),
         kinds=[_KindCode(d, kind, direct) for kind in d.kinds],
         signature=_signature(d, direct),
@@ -130,14 +135,15 @@ def _model_init(d: Decoder, sizes: Sizes) -> list[str]:
 def _tables(d: Decoder, sizes: Sizes) -> list[str]:
     if d.rope is None:
         return []
-    dim = sizes.name
-    if d.rope.partial:
-        dim = f'int({dim} * config.rope_parameters["partial_rotary_factor"])'
+    if d.rope.target is not None:
+        return [f"self.{d.rope.name} = BridgedRotary({constant(d.rope.class_name)}, config)"]
+    dim = d.rope.dim or sizes.name
+    local = [] if dim.startswith("config.") else sizes.local
     if not d.rope.by_layer_type:
-        return [*sizes.local, *call(f"self.{d.rope.name} = RotaryEmbedding(", [dim, "rope_parameters(config)"])]
+        return [*local, *call(f"self.{d.rope.name} = RotaryEmbedding(", [dim, d.rope.parameters])]
     tables = f"{{kind: RotaryEmbedding({dim}, rope_parameters(config, kind)) for kind in kinds}}"
     return [
-        *sizes.local,
+        *local,
         "self.layer_types = config.layer_types",
         "kinds = sorted(set(config.layer_types))",
         *call(f"self.{d.rope.name} = nn.ModuleDict(", [tables]),

@@ -76,6 +76,10 @@ class Recording:
     def calls_of(self, name: str) -> list[Call]:
         return [call for call in self.calls if call.name == name]
 
+    def inside(self, name: str) -> list[Call]:
+        """Calls of all modules inside the module `name`, in order."""
+        return [call for call in self.calls if call.name.startswith(f"{name}.")]
+
     def children(self, name: str) -> list[Call]:
         """Calls of the direct children of the module `name`, in order."""
         prefix = f"{name}." if name else ""

@@ -1,4 +1,4 @@
-"""Attention that a modeling file writes out: found again in its products and softmaxes, without the attention interface.
+"""Attention that a modeling file writes out: found again in its products and softmaxes.
 
 What was handed to softmax is fitted as a scale times the products of queries and keys, plus a slope per head times the
 key's position.

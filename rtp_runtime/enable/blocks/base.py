@@ -70,6 +70,10 @@ class Block(abc.ABC):
         """The expression that constructs it, over `config` and `layer`."""
         return f"{self.class_name}(config{', layer' if self.by_layer() else ''})"
 
+    def called(self, name: str) -> str:
+        """The expression that a layer calls, for the attribute `name`."""
+        return f"self.{name}"
+
     @abc.abstractmethod
     def declare(self, place: Place) -> None:
         """Add the descriptors of its weights."""

@@ -17,6 +17,10 @@ class Projection:
     start: int = 0
     size: int = 0
     whole: bool = True
+    groups: int = 1
+    """The part is dealt out to so many runs of the output: `start` and a share of `size` in each."""
+    transposed: bool = False
+    """The checkpoint holds the weight as [in, out]."""
 
     @property
     def bias_code(self) -> str:
@@ -24,9 +28,20 @@ class Projection:
 
     def declare(self, place: Place, out: str, inner: str) -> None:
         """`out` and `inner` are the axes of its weight."""
-        place.weight(f"{self.name}.weight", out, inner)
+        if self.transposed:
+            place.made(f"{self.name}.weight", stored(place, self, "weight", [out, inner]))
+        else:
+            place.weight(f"{self.name}.weight", out, inner)
         if self.bias:
             place.weight(f"{self.name}.bias", out)
+
+
+def stored(place: Place, part: Projection, leaf: str, dims: Sequence[str]) -> str:
+    """Code of the checkpoint's whole tensor of a projection as [out, in] or [out]."""
+    name = place.source(f"{part.name}.{leaf}")
+    if part.transposed and leaf == "weight":
+        return f"Permute(FromCheckpoint({name}, {shape(dims[::-1])}), (1, 0))"
+    return f"FromCheckpoint({name}, {shape(dims)})"
 
 
 Parts = Sequence[tuple[Projection, str]]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rtp_runtime.enable.blocks import Attention, Projection
+from rtp_runtime.enable.blocks.attention import HeadNorm
 from rtp_runtime.enable.findings import UnrecognisedError
-from rtp_runtime.enable.match import close, express, same
+from rtp_runtime.enable.match import express
+from rtp_runtime.enable.recognise.attention_core import Core, recognise_core
+from rtp_runtime.enable.recognise.heads import find_sizes
 from rtp_runtime.enable.recognise.norm import recognise_norm
-from rtp_runtime.enable.recognise.rotary import candidates
-from rtp_runtime.enable.recognise.tables import Table
-from rtp_runtime.enable.recognise.view import View, layer_index, leaf, linears, rows
+from rtp_runtime.enable.recognise.output import recognise_output
+from rtp_runtime.enable.recognise.paths import Path, Tracer
+from rtp_runtime.enable.recognise.query_factor import query_factor
+from rtp_runtime.enable.recognise.view import View
 from rtp_runtime.enable.recording import AttentionCall, Call
 from rtp_runtime.enable.sizes import Sizes
 
@@ -23,24 +24,32 @@ WINDOW_KEY = "sliding_window"
 """Read by transformers' mask functions rather than by the modeling file."""
 
 
-@dataclass(frozen=True)
-class _Path:
-    """How a projection's output became a query or key."""
+def is_attention(view: View, name: str) -> bool:
+    """Whether it, or the one module inside it that does, attends: by the replaceable function or written out."""
+    return len(_inside(view, name)) == 1
 
-    projection: Projection
-    norm: Call | None = None
-    norm_after_rotary: bool = False
-    table: Table | None = None
-    layout: str | None = None
+
+def _inside(view: View, name: str) -> list[str]:
+    return [found for found in view.recording.attention if found == name or found.startswith(f"{name}.")]
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """One attention block as it was seen to run."""
+
+    view: View
+    name: str
+    """Of the module that attends."""
+    call: AttentionCall
+    calls: Sequence[Call]
+    """Of the modules inside."""
 
     @property
-    def turns(self) -> tuple[str | None, str | None, bool]:
-        return self.table.key if self.table else None, self.layout, self.norm_after_rotary
+    def label(self) -> str:
+        return self.view.label(self.name)
 
-
-def is_attention(view: View, name: str) -> bool:
-    """Whether it called the attention function that transformers lets one replace."""
-    return name in view.recording.attention
+    def refuse(self, reason: str, needs: str) -> UnrecognisedError:
+        return UnrecognisedError(self.label, reason, needs)
 
 
 def recognise_attention(view: View, name: str) -> Attention:
@@ -49,200 +58,121 @@ def recognise_attention(view: View, name: str) -> Attention:
     Raises:
         UnrecognisedError: a part of it is not one of ours, named.
     """
-    call = view.recording.attention[name]
-    children = view.recording.children(name)
-    q_path, k_path = (_trace(view, name, children, part, x) for part, x in (("query", call.query), ("key", call.key)))
-    v_path = _trace(view, name, children, "value", call.value)
-    if v_path.norm is not None or v_path.table is not None:
-        raise UnrecognisedError(
-            view.label(name), "its values are normed or turned.", "attention whose values are changed"
-        )
-    if q_path.turns != k_path.turns:
-        raise UnrecognisedError(view.label(name), "queries and keys are treated differently.", "a rotary of its own")
-    window = _window(view, name, call)
-    scale, cap = _scale(view, name, call), call.options.get("softcap")
-    sinks = call.options.get("s_aux")
-    _check_formula(view, name, call, window)
-    partial = k_path.table is not None and 2 * k_path.table.inv_freq.numel() < call.key.shape[-1]
+    (inside,) = _inside(view, name)
+    call = view.recording.attention[inside]
+    seen = _Seen(view, inside, call, view.recording.inside(inside))
+    if call.value.shape[-1] != call.key.shape[-1]:
+        raise seen.refuse("its values have another head dim than its keys.", "a cache of two widths")
+    q, k, v = (_trace(seen, what, x) for what, x in (("query", call.query), ("key", call.key), ("value", call.value)))
+    _check_turns(seen, q, k, v)
+    core = recognise_core(view, inside, call, _factors(seen, q, k, v))
+    sizes = find_sizes(view, view.module(inside), call)
     return Attention(
-        class_name=type(view.module(name)).__name__,
-        q=q_path.projection,
-        k=k_path.projection,
-        v=v_path.projection,
-        out=_output(view, name, children, call),
-        sizes=Sizes.of(view.config),
-        scale=scale,
-        soft_cap=view.express(cap, view.keys_of(view.module(name)), view.label(name), "its soft cap").code
-        if cap
-        else None,
-        sinks=sinks is not None,
-        rotary=f'Rotary("{k_path.layout}")' if k_path.table else None,
-        table=k_path.table.key if k_path.table else None,
-        partial=partial,
-        window=_window_code(view, window),
-        **_norms(view, name, q_path, k_path),
+        class_name=type(view.module(inside)).__name__,
+        q=q.projection,
+        k=k.projection,
+        v=v.projection,
+        sizes=sizes,
+        groups=_groups(seen, (q.projection, k.projection, v.projection), sizes),
+        **_core_fields(seen, core),
+        **_turned(seen, k, sizes),
+        **{f"{what}_norm": _norm(seen, path) for what, path in (("q", q), ("k", k), ("v", v))},
+        query_factor=None if q.factor is None or q.constant is not None else query_factor(view, inside, q.factor),
+        inner=inside.removeprefix(f"{name}.") if inside != name else None,
+        **recognise_output(view, name, inside, call, seen.calls),
     )
 
 
-def _window_code(view: View, window: int | None) -> str | None:
-    if window is None:
-        return None
-    found = express(window, view.config, [*view.reference.reads, WINDOW_KEY])
-    if found is None:
-        block = type(view.reference.model).__name__
-        raise UnrecognisedError(block, f"its window of {window} follows from none of the config keys.", "that rule")
-    return found.code
-
-
-def _norms(view: View, name: str, q: _Path, k: _Path) -> dict[str, Any]:
-    if q.norm is None and k.norm is None:
-        return {}
-    if q.norm is None or k.norm is None:
-        raise UnrecognisedError(view.label(name), "only one of queries and keys is normed.", "attention with one norm")
-    norm = recognise_norm(view, q.norm.name)
-    if recognise_norm(view, k.norm.name) != norm:
-        raise UnrecognisedError(
-            view.label(name), "queries and keys have different norms.", "attention with two kinds of norm"
+def _trace(seen: _Seen, what: str, target: Any) -> Path:
+    path = Tracer(seen.view, seen.name, seen.calls).trace(target)
+    if path is None:
+        raise seen.refuse(
+            f"its {what} is no projection that is normed per head or whole and turned by a known rotary layout.",
+            f"an op for how it makes its {what}",
         )
+    return path
+
+
+def _check_turns(seen: _Seen, q: Path, k: Path, v: Path) -> None:
+    if v.turn is not None or k.constant is None or v.constant != 1.0:
+        raise seen.refuse("its values are turned, or keys or values scaled.", "attention whose values are changed")
+    ways = [(p.turn.table.key, p.turn.layout, p.turn.inverse) if p.turn else None for p in (q, k)]
+    if ways[0] != ways[1]:
+        raise seen.refuse("queries and keys are treated differently.", "a rotary of its own")
+
+
+def _factors(seen: _Seen, q: Path, k: Path, v: Path) -> float:
+    """What queries and keys were multiplied by before attention, which belongs to its scale."""
+    constant = 1.0 if q.constant is None else q.constant
+    assert k.constant is not None
+    return constant * k.constant
+
+
+def _core_fields(seen: _Seen, core: Core) -> dict[str, Any]:
+    window = core.window
+    code = None
+    if window is not None:
+        found = express(window, seen.view.config, [*seen.view.reference.reads, WINDOW_KEY])
+        if found is None:
+            block = type(seen.view.reference.model).__name__
+            raise UnrecognisedError(block, f"its window of {window} follows from none of the config keys.", "that rule")
+        code = found.code
     return {
-        "q_norm": leaf(q.norm.name),
-        "k_norm": leaf(k.norm.name),
-        "norm": norm,
-        "norm_flat": q.norm.inputs[0].ndim == 3,
-        "norm_after_rotary": q.norm_after_rotary,
+        "scale": core.scale,
+        "soft_cap": core.soft_cap,
+        "sinks": core.sinks,
+        "alibi": core.alibi,
+        "window": code,
     }
 
 
-def _trace(view: View, name: str, children: list[Call], what: str, target: Tensor) -> _Path:
-    """Follow one of query, key, value [1, heads, tokens, dim] back to a projection."""
-    heads = target.shape[1]
-    tracer = _Tracer(
-        view,
-        heads,
-        layer_index(name),
-        rows(target, heads),
-        [call for call in children if call not in linears(children) and list(call.module.parameters())],
-    )
-    for projection, base in _slices(children, tracer.wanted.shape[-1], target.shape[-1]):
-        path = tracer.match(projection, base)
-        if path is not None:
-            return path
-    raise UnrecognisedError(
-        view.label(name),
-        f"its {what} is no projection that is normed per head or whole and turned by a known rotary layout.",
-        f"an op for how it makes its {what}",
-    )
+def _turned(seen: _Seen, k: Path, sizes: Sizes) -> dict[str, Any]:
+    if k.turn is None:
+        return {}
+    table = k.turn.table
+    share = None
+    if 2 * table.inv_freq.numel() < seen.call.key.shape[-1]:
+        share = _share(seen, table.key, 2 * table.inv_freq.numel(), sizes)
+    return {
+        "rotary": f'Rotary("{k.turn.layout}")',
+        "inverse": k.turn.inverse,
+        "table": table.key,
+        "partial": share,
+    }
 
 
-@dataclass(frozen=True, eq=False)
-class _Tracer:
-    """Tries what may stand between a projection and `wanted` [tokens, heads * dim]: norm and rotary in either order."""
+def _share(seen: _Seen, key: str, width: int, sizes: Sizes) -> str:
+    """Code of how many dimensions of a head are turned."""
+    config, dim = seen.view.config, seen.call.key.shape[-1]
+    rope = getattr(config, "rope_parameters", None) or {}
+    own = rope.get(key, {}) if key else rope
+    place = "config.rope_parameters[kind]" if key else "config.rope_parameters"
+    factor = own.get("partial_rotary_factor")
+    if factor is not None and int(dim * factor) == width:
+        return f'int({sizes.name} * {place}["partial_rotary_factor"])'
+    for name in ("rotary_dim", "qk_rope_head_dim"):
+        if getattr(config, name, None) == width:
+            return f"config.{name}"
+    raise seen.refuse(f"it turns {width} of {dim} dimensions, which no config key says.", "that rule")
 
-    view: View
-    heads: int
-    layer: int
-    wanted: Tensor
-    norms: list[Call]
 
-    def match(self, projection: Projection, base: Tensor) -> _Path | None:
-        """How `base` became what is wanted; None when it did not."""
-        if same(base, self.wanted):
-            return _Path(projection)
-        for norm, normed in self._normed(base):
-            if same(normed, self.wanted):
-                return _Path(projection, norm)
-            for table, layout, result in candidates(self.view, normed, self.heads, self.layer):
-                if same(result, self.wanted):
-                    return _Path(projection, norm, False, table, layout)
-        for table, layout, result in candidates(self.view, base, self.heads, self.layer):
-            if same(result, self.wanted):
-                return _Path(projection, table=table, layout=layout)
-            for norm, normed in self._normed(result):
-                if same(normed, self.wanted):
-                    return _Path(projection, norm, True, table, layout)
+def _norm(seen: _Seen, path: Path) -> HeadNorm | None:
+    if path.norm is None:
         return None
-
-    def _normed(self, x: Tensor) -> Iterator[tuple[Call, Tensor]]:
-        """The norms that were given x, and what they gave."""
-        for call in self.norms:
-            if call.inputs and call.inputs[0].numel() == x.numel() and same(rows(call.inputs[0], self.heads), x):
-                yield call, rows(call.outputs[0], self.heads)
-
-
-def _slices(children: list[Call], size: int, dim: int) -> list[tuple[Projection, Tensor]]:
-    """Outputs of the projections that are `size` wide, and runs of whole heads in wider ones."""
-    found = []
-    for call in linears(children):
-        out = rows(call.outputs[0])
-        bias = call.module.bias is not None
-        if out.shape[-1] == size:
-            found.append((Projection(leaf(call.name), bias, 0, size), out))
-        elif out.shape[-1] > size:
-            for start in range(0, out.shape[-1] - size + 1, dim):
-                part = Projection(leaf(call.name), bias, start, size, whole=False)
-                found.append((part, out[:, start : start + size]))
-    return found
+    flat = path.norm.inputs[0].ndim == 3
+    name = path.norm.name.removeprefix(f"{seen.name}.")
+    if "." in name:
+        raise seen.refuse(f"its norm {name} stands in a module of its own.", "that module")
+    return HeadNorm(name, recognise_norm(seen.view, path.norm.name), flat, path.norm_after_rotary)
 
 
-def _window(view: View, name: str, call: AttentionCall) -> int | None:
-    tokens = call.query.shape[2]
-    if call.mask is None:
-        raise UnrecognisedError(
-            view.label(name), "it attends without a mask, so it is not causal.", "attention that looks ahead"
-        )
-    visible = (call.mask if call.mask.dtype == torch.bool else call.mask == 0)[0, 0]
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
-    window = int(visible[-1].sum())
-    if not torch.equal(visible, (distance >= 0) & (distance < window)):
-        raise UnrecognisedError(
-            view.label(name), "its mask is neither causal nor a causal window.", "attention with this mask"
-        )
-    return None if window == tokens else window
-
-
-def _scale(view: View, name: str, call: AttentionCall) -> str | None:
-    dim = call.query.shape[-1]
-    scale = call.options.get("scaling", dim**-0.5)
-    if close(scale, dim**-0.5):
+def _groups(seen: _Seen, parts: Sequence[Projection], sizes: Sizes) -> str | None:
+    """Code of the number of groups to which a fused tensor deals its parts out."""
+    counts = {part.groups for part in parts if not part.whole}
+    if counts <= {1}:
         return None
-    return view.express(scale, view.keys_of(view.module(name)), view.label(name), "its softmax scale").code
-
-
-def _check_formula(view: View, name: str, call: AttentionCall, window: int | None) -> None:
-    """The attention function itself: softmax of scaled, capped, masked products, with sinks in the denominator."""
-    groups = call.query.shape[1] // call.key.shape[1]
-    key, value = (x.double().repeat_interleave(groups, dim=1) for x in (call.key, call.value))
-    scores = call.query.double() @ key.transpose(2, 3) * call.options.get("scaling", call.query.shape[-1] ** -0.5)
-    if cap := call.options.get("softcap"):
-        scores = torch.tanh(scores / cap) * cap
-    tokens = scores.shape[-1]
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
-    scores = scores.masked_fill((distance < 0) | (distance >= (window or tokens)), float("-inf"))
-    if (sinks := call.options.get("s_aux")) is not None:
-        column = sinks.double().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        weights = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    if not same((weights @ value).transpose(1, 2).float(), call.output):
-        raise UnrecognisedError(
-            view.label(name),
-            "its attention function is not softmax attention with scale, window, soft cap or sinks.",
-            "an attention op of its own",
-        )
-
-
-def _output(view: View, name: str, children: list[Call], call: AttentionCall) -> Projection:
-    wanted = rows(call.output)
-    result = rows(view.recording.of(name).outputs[0])
-    for child in linears(children):
-        if (
-            child.inputs[0].numel() == wanted.numel()
-            and same(rows(child.inputs[0]), wanted)
-            and same(rows(child.outputs[0]), result)
-        ):
-            return Projection(leaf(child.name), child.module.bias is not None, 0, result.shape[-1])
-    raise UnrecognisedError(
-        view.label(name),
-        "what attention returns does not go straight through one output projection.",
-        "the steps between",
-    )
+    if len(counts) > 1 or len({part.name for part in parts}) > 1:
+        raise seen.refuse("its fused projection mixes two packings.", "that packing")
+    count = counts.pop()
+    known = {seen.call.key.shape[1]: sizes.kv_heads, seen.call.query.shape[1]: sizes.heads}
+    return known.get(count, str(count))

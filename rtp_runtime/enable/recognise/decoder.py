@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rtp_runtime.enable.blocks import Attention
+from rtp_runtime.enable.blocks.bridge import BridgedMixing
 from rtp_runtime.enable.findings import Decoder, Layer, Rope, UnrecognisedError
 from rtp_runtime.enable.match import combination, same
 from rtp_runtime.enable.recognise.kinds import find_kinds, find_parts, find_states, merge_blocks
@@ -44,7 +45,7 @@ def recognise_decoder(view: View) -> Decoder:
         head_name=head.name,
         head_bias=head.module.bias is not None,
         kinds=find_kinds(view, layers),
-        parts=find_parts(view, layers),
+        parts=find_parts(view, layers, [call.name for call in layer_calls]),
         states=find_states(view, each),
         final_norm=recognise_norm(view, norm_call.name),
         rope=_rope(view, each),
@@ -141,6 +142,16 @@ def _head(view: View, norm: Call) -> tuple[Call, str | None, str | None]:
     )
 
 
+def _bridged_rope(view: View, layers: list[Layer]) -> Rope | None:
+    """The reference's own tables, where only its own blocks take them."""
+    blocks = (block for layer in layers for block in layer.blocks.values())
+    target = next((block.rotary for block in blocks if isinstance(block, BridgedMixing) and block.rotary), None)
+    if target is None:
+        return None
+    name = view.tables[0].module
+    return Rope(type(view.module(name)).__name__, leaf(name), target=target)
+
+
 def _rope(view: View, layers: list[Layer]) -> Rope | None:
     used = [
         (place, block)
@@ -149,15 +160,25 @@ def _rope(view: View, layers: list[Layer]) -> Rope | None:
         if isinstance(block, Attention) and block.rotary
     ]
     if not used:
-        return None
+        return _bridged_rope(view, layers)
     table = view.tables[0]
     shares = {block.partial for _, block in used}
+    if any(share and "[kind]" in share for share in shares):
+        shares.discard(None)
     if len(shares) != 1:
         raise UnrecognisedError(view.label(table.module), "layers turn different shares of heads.", "that rule")
     by_type = any(block.table for _, block in used)
     if by_type and any(block.table != view.config.layer_types[place] for place, block in used):
         raise UnrecognisedError(view.label(table.module), "layers use tables of other layer types.", "that rule")
-    return Rope(type(view.module(table.module)).__name__, leaf(table.module), bool(shares.pop()), by_type)
+    share = shares.pop()
+    assert share is None or isinstance(share, str)
+    return Rope(
+        type(view.module(table.module)).__name__,
+        leaf(table.module),
+        share,
+        by_type,
+        *([table.code] if table.code else []),
+    )
 
 
 def _factors(view: View, calls: list[Call], layers: list[Layer]) -> dict[float, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,21 +47,33 @@ def _parameters(config: Any, key: str) -> dict[str, Any]:
     return values[key] if key else values
 
 
-def turned(x: Tensor, heads: int, table: Table, layout: str) -> Tensor:
-    """x [tokens, heads * dim] with its heads turned."""
-    q = x.view(x.shape[0], heads, -1)
-    return rotary(q, q, *table.angles(x.shape[0]), layout)[0].flatten(1)
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A rotary table and how heads are turned by it."""
+
+    table: Table
+    layout: str
+    inverse: bool = False
+    """By the opposite angles."""
+
+    def of(self, x: Tensor, heads: int) -> Tensor:
+        """x [tokens, heads * dim] with its heads turned."""
+        q = x.view(x.shape[0], heads, -1)
+        cos, sin = self.table.angles(x.shape[0])
+        return rotary(q, q, cos, -sin if self.inverse else sin, self.layout)[0].flatten(1)
 
 
-def candidates(view: View, x: Tensor, heads: int, layer: int) -> list[tuple[Table, str, Tensor]]:
+def candidates(view: View, x: Tensor, heads: int, layer: int) -> list[tuple[Turn, Tensor]]:
     """x turned by every table in every layout; of those with one result the layer type's own table comes first."""
-    results: list[tuple[Table, str, Tensor]] = []
+    results: list[tuple[Turn, Tensor]] = []
     kinds = getattr(view.config, "layer_types", None)
     for table in sorted(view.tables, key=lambda table: not kinds or table.key != kinds[layer]):
         if 2 * table.inv_freq.numel() > x.shape[-1] // heads:
             continue
         for layout in LAYOUTS:
-            result = turned(x, heads, table, layout)
-            if not any(same(result, other) for _, _, other in results):
-                results.append((table, layout, result))
+            for inverse in (False, True):
+                turn = Turn(table, layout, inverse)
+                result = turn.of(x, heads)
+                if not any(same(result, other) for _, other in results):
+                    results.append((turn, result))
     return results

@@ -20,6 +20,8 @@ class Table:
     key: str
     inv_freq: Tensor
     scaling: float
+    code: str | None = None
+    """Code of its parameters, where no key of the config holds them."""
 
     def angles(self, tokens: int) -> tuple[Tensor, Tensor]:
         """cos and sin [tokens, rotary dim] of positions 0 .. tokens - 1."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import Expression, express
+from rtp_runtime.enable.recognise.hub import Hub
 from rtp_runtime.enable.recognise.tables import Table, find_tables
 from rtp_runtime.enable.recording import Call, Recording
 from rtp_runtime.enable.reference import Reference
@@ -27,6 +28,11 @@ class View:
     def tables(self) -> list[Table]:
         """Every rotary table of the reference."""
         return find_tables(self.reference.model)
+
+    @cached_property
+    def hub(self) -> Hub:
+        """The names in checkpoints."""
+        return Hub.of(self.reference)
 
     @property
     def config(self) -> Any:
@@ -76,5 +82,20 @@ def leaf(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a matrix and perhaps a bias, as [out, in] or (Conv1D of transformers) as [in, out]."""
+    return isinstance(module, nn.Linear) or transposed(module)
+
+
+def transposed(module: nn.Module) -> bool:
+    """Whether its weight is [in, out]."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def bias_of(module: nn.Module) -> bool:
+    """Whether a projection has a bias."""
+    return getattr(module, "bias", None) is not None
+
+
 def linears(calls: Iterable[Call]) -> list[Call]:
-    return [call for call in calls if isinstance(call.module, nn.Linear)]
+    return [call for call in calls if is_linear(call.module)]

@@ -1,0 +1,108 @@
+"""What stands between attention and its output projection: gates and norms, by hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rtp_runtime.enable.blocks import Projection
+from rtp_runtime.enable.blocks.attention import OutputGate
+from rtp_runtime.enable.findings import UnrecognisedError
+from rtp_runtime.enable.match import same
+from rtp_runtime.enable.recognise.norm import recognise_norm
+from rtp_runtime.enable.recognise.paths import Tracer
+from rtp_runtime.enable.recognise.view import View, bias_of, is_linear, linears, rows, transposed
+from rtp_runtime.enable.recording import AttentionCall, Call
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "relu": functional.relu,
+}
+
+
+def recognise_output(view: View, name: str, inside: str, call: AttentionCall, calls: Sequence[Call]) -> dict[str, Any]:
+    """The fields `out`, `gate` and `out_norm` of the block `name`, whose module `inside` attends.
+
+    Raises:
+        UnrecognisedError: another step stands between.
+    """
+    attended = rows(call.output)
+    result = rows(view.recording.of(name).outputs[0])
+    for out in [each for each in linears(calls) if each.outputs and each.inputs[0].numel() == attended.numel()]:
+        if _adds(view, name, rows(out.outputs[0]), result):
+            fields = _between(view, inside, call, calls, attended, rows(out.inputs[0]))
+            if fields is not None:
+                projection = Projection(
+                    out.name.removeprefix(f"{inside}."),
+                    bias_of(out.module),
+                    0,
+                    out.outputs[0].shape[-1],
+                    transposed=transposed(out.module),
+                )
+                return {"out": projection, **fields}
+    raise UnrecognisedError(
+        view.label(name),
+        "what attention returns does not go through a gate, a norm and one output projection.",
+        "the steps between",
+    )
+
+
+def _adds(view: View, name: str, out: Tensor, result: Tensor) -> bool:
+    """Whether the block gives its projection's output, perhaps with a residual that it was handed added to it."""
+    return same(out, result) or any(
+        part.numel() == out.numel() and same(out + rows(part), result) for part in view.recording.of(name).inputs[1:]
+    )
+
+
+def _between(
+    view: View, inside: str, call: AttentionCall, calls: Sequence[Call], attended: Tensor, wanted: Tensor
+) -> dict[str, Any] | None:
+    if same(attended, wanted):
+        return {}
+    for fields, found in _normed(view, inside, calls, attended):
+        if same(found, wanted):
+            return fields
+    for gate, gated in _gated(view, inside, call, calls, attended):
+        if same(gated, wanted):
+            return {"gate": gate}
+        for fields, found in _normed(view, inside, calls, gated):
+            if same(found, wanted):
+                return {"gate": gate, **fields}
+    return None
+
+
+def _normed(view: View, inside: str, calls: Sequence[Call], x: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    for call in calls:
+        if is_linear(call.module) or not call.inputs or call.inputs[0].numel() != x.numel() or not call.outputs:
+            continue
+        whole = call.inputs[0].shape[-1] == x.shape[-1]
+        if whole and same(rows(call.inputs[0]), x):
+            yield (
+                {"out_norm": (call.name.removeprefix(f"{inside}."), recognise_norm(view, call.name))},
+                rows(call.outputs[0]),
+            )
+
+
+def _gated(
+    view: View, inside: str, call: AttentionCall, calls: Sequence[Call], x: Tensor
+) -> Iterator[tuple[OutputGate, Tensor]]:
+    tracer = Tracer(view, inside, calls)
+    heads, dim = call.query.shape[1], call.query.shape[3]
+    for projection, out in tracer.slices(x.shape[-1], dim):
+        for name, function in GATES.items():
+            yield OutputGate(projection, name), function(out) * x
+    for each in linears(calls):
+        out = rows(each.outputs[0])
+        if out.shape[-1] == heads:
+            projection = Projection(each.name.removeprefix(f"{inside}."), bias_of(each.module), 0, heads)
+            projection = replace(projection, transposed=transposed(each.module))
+            for name, function in GATES.items():
+                factor = function(out).repeat_interleave(dim, dim=-1)
+                yield OutputGate(projection, name, per_head=True), factor * x
