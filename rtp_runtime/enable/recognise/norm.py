@@ -38,22 +38,24 @@ def recognise_norm(view: View, name: str) -> Norm:
     width = view.recording.calls_of(name)[0].inputs[0].shape[-1]
     x = torch.randn(64, width, generator=torch.Generator().manual_seed(1)) * 1e-3
     wanted = module(x)
-    for eps in _eps_values(view, module):
+    for eps in eps_values(view, module):
         for kind, offset in (("rms", 0.0), ("rms", 1.0), ("layer", 0.0)):
             found = rms_norm(x, weight, eps, offset) if kind == "rms" else layer_norm(x, weight, bias, eps)
             if same(found, wanted) and (kind == "layer" or (bias is None and weight is not None)):
-                return Norm(kind, _eps_code(view, eps), bool(offset), bias is not None, weight is not None)
+                return Norm(kind, eps_code(view, eps), bool(offset), bias is not None, weight is not None)
     raise UnrecognisedError(
         view.label(name), "its output is neither RMSNorm's (w or 1 + w) nor LayerNorm's.", "a norm component of its own"
     )
 
 
-def _eps_values(view: View, module: nn.Module) -> list[float]:
+def eps_values(view: View, module: nn.Module) -> list[float]:
+    """What the module's eps may be: an attribute of its own, then numbers of the config, then what files write."""
     own = [value for key, value in vars(module).items() if "eps" in key and isinstance(value, float)]
     keys = [key for key in view.reference.reads if "eps" in key]
     return [*own, *(value for key in keys if isinstance(value := getattr(view.config, key), float)), *LITERALS]
 
 
-def _eps_code(view: View, eps: float) -> str:
+def eps_code(view: View, eps: float) -> str:
+    """The config key of an eps, or the number."""
     found = express(eps, view.config, [key for key in view.reference.reads if "eps" in key])
     return found.code if found else repr(eps)
