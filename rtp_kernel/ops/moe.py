@@ -11,6 +11,7 @@ from rtp_kernel.ops.topk import top_k
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 GROUP_SCORES = ("max", "top2")
+CHOICES = ("scores", "logits")
 
 
 def route(
@@ -25,6 +26,8 @@ def route(
     groups: int = 1,
     top_groups: int = 1,
     group_score: str = "top2",
+    choose_by: str = "scores",
+    soft_cap: float | None = None,
     ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Experts of each token: logits [T, E] -> weights [T, k] in the logits' dtype, ids [T, k] int64, best first.
@@ -32,11 +35,15 @@ def route(
     Scores are taken in float32. `bias` [E] is added for the selection only, never to the weights. With `groups` > 1
     only experts of the `top_groups` best groups can be chosen; a group's score is its best expert ("max", DeepSeek-V2)
     or the sum of its two best ("top2", DeepSeek-V3). Ties go to the lower id. `renormalize` divides the weights by
-    their sum + `renormalize_eps`. `ids` [T, k] is a choice made elsewhere, which is weighted and returned as it is.
+    their sum + `renormalize_eps`. `choose_by` "logits" adds the bias to the logits and chooses by these (Kolibri).
+    `soft_cap` c replaces the logits by c tanh(logits / c) first (Laguna). `ids` [T, k] is a choice made elsewhere,
+    which is weighted and returned as it is.
     """
-    scores = _scores(logits.float(), score)
+    wide = logits.float() if soft_cap is None else torch.tanh(logits.float() / soft_cap) * soft_cap
+    scores = _scores(wide, score)
     if ids is None:
-        choice = scores if bias is None else scores + bias.float()
+        choice = scores if choose_by == "scores" else wide
+        choice = choice if bias is None else choice + bias.float()
         if groups > 1:
             choice = _within_best_groups(choice, groups, top_groups, group_score)
         ids = top_k(choice, k)[1]
@@ -71,17 +78,24 @@ def experts(
     activation: str = "silu",
     limit: float | None = None,
     alpha: float = OAI_ALPHA,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of gated experts -> [T, H].
 
-    x [T, H], weights and ids [T, k], gate_up [E, 2 I, H] (gate first), down [E, H, I]. One expert after the other, in
-    rising id, as the reference implementations' eager path.
+    x [T, H], weights and ids [T, k], gate_up [E, 2 I, H] (gate first), down [E, H, I], biases [E, 2 I] and [E, H]. One
+    expert after the other, in rising id, as the reference implementations' eager path.
     """
     out = torch.zeros_like(x)
     for expert in torch.unique(ids).tolist():
         rows, places = torch.where(ids == expert)
-        gate, up = functional.linear(x[rows], gate_up[expert]).chunk(2, dim=-1)
+        gate, up = functional.linear(x[rows], gate_up[expert], of_expert(gate_up_bias, expert)).chunk(2, dim=-1)
         inner = gated_activation(gate, up, activation, limit, alpha)
-        result = functional.linear(inner, down[expert]) * weights[rows, places, None]
+        result = functional.linear(inner, down[expert], of_expert(down_bias, expert)) * weights[rows, places, None]
         out.index_add_(0, rows, result.to(out.dtype))
     return out
+
+
+def of_expert(bias: Tensor | None, expert: int) -> Tensor | None:
+    """The expert's row of a bias [E, dim]."""
+    return None if bias is None else bias[expert]

@@ -39,13 +39,18 @@ class GroupedExperts:
         activation: str = "silu",
         limit: float | None = None,
         alpha: float = OAI_ALPHA,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
     ) -> Tensor:
         pairs = ids.flatten()  # [T * k]
         order = pairs.argsort(stable=True)
         ends = torch.bincount(pairs, minlength=len(gate_up)).cumsum(0).to(torch.int32)
         rows = x[order // ids.shape[-1]]
-        gate, up = functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        both = functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends)
+        gate, up = (both if gate_up_bias is None else both + gate_up_bias[pairs[order]]).chunk(2, dim=-1)
         inner = gated_activation(gate, up, activation, limit, alpha)
         sorted_results = functional.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+        if down_bias is not None:
+            sorted_results = sorted_results + down_bias[pairs[order]]
         results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
         return (results.view(*ids.shape, x.shape[-1]) * weights[..., None]).sum(dim=1).to(x.dtype)

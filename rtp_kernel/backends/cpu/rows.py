@@ -167,13 +167,16 @@ class TiledExperts(Deterministic):
         activation: str = "silu",
         limit: float | None = None,
         alpha: float = OAI_ALPHA,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
     ) -> Tensor:
         product, gated = TiledLinear(), GatedActivation()
         out = torch.zeros_like(x)
         for expert in torch.unique(ids).tolist():
             rows, places = torch.where(ids == expert)
-            gate, up = product(x[rows], gate_up[expert]).chunk(2, dim=-1)
-            result = product(gated(gate, up, activation, limit, alpha), down[expert]) * weights[rows, places, None]
+            gate, up = product(x[rows], gate_up[expert], moe.of_expert(gate_up_bias, expert)).chunk(2, dim=-1)
+            result = product(gated(gate, up, activation, limit, alpha), down[expert], moe.of_expert(down_bias, expert))
+            result = result * weights[rows, places, None]
             out.index_add_(0, rows, result.to(out.dtype))
         return out
 
