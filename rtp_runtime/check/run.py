@@ -26,7 +26,7 @@ from rtp_runtime.check.reference import Defect, Reference
 from rtp_runtime.check.report import CheckReport, NotJudged, StageResult
 from rtp_runtime.check.serving_stage import run_serving
 from rtp_runtime.check.session import Progress, Session, make_cases, measure_noise
-from rtp_runtime.check.text_stage import run_text
+from rtp_runtime.check.text_stage import run_text, text_cause
 from rtp_runtime.check.threads import threads_for
 from rtp_runtime.errors import CheckpointError, RtpError
 
@@ -58,6 +58,8 @@ def run_check(
         first = report.first_wrong
         if first is None or not options.explain:
             return report
+        if first.stage == "text":
+            return replace(report, cause=text_cause(first))
         say("looking for the cause")
         return replace(report, cause=explain(session, first), seconds=time.monotonic() - started)
 
