@@ -9,8 +9,10 @@ from torch import Tensor
 
 ROUNDED_ONCE = 0.2
 """rms relative error of a value rounded once to a dtype, in units of its `eps`."""
-SURE = 3.0
+SURE = 2.0
 """A ratio counts as too large when it is by this many of its own standard errors."""
+HEAVIEST = 8.0
+"""How many times the middle token's rounding a token counts at most."""
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
@@ -22,13 +24,15 @@ class Ratio:
     """rms(ours - exact) / rms(reference - exact) over all tokens added so far.
 
     `exact` is the reference in float32 with the weights that both sides have. Where the reference's own rounding is
-    less than one rounding of its result (`unit`), as where it only copies, that stands for it.
+    less than one rounding of its result (`unit`), as where it only copies, that stands for it. A norm of a vector that
+    is almost nothing multiplies both sides' rounding by what it likes: a token on which the two together are many times
+    what they are on the middle one is weighed down, on both sides alike.
     """
 
     def __init__(self, unit: float) -> None:
         self._unit = unit
         self._rows: list[Tensor] = []
-        self._sums: Tensor | None = None
+        self._weighed: Tensor | None = None
         self.broken = False
         """Whether some value of ours is not finite where the reference's is."""
         self.worst_token: int | None = None
@@ -36,18 +40,20 @@ class Ratio:
 
     def add(self, ours: Tensor, narrow: Tensor, exact: Tensor, index: Tensor) -> None:
         """Add rows [rows, …] of equal size; `index` [rows] their tokens' places."""
+        if not len(index):
+            return
         ours, narrow, exact = (tensor.reshape(len(index), -1).float() for tensor in (ours, narrow, exact))
         rows = torch.stack([_squares(ours - exact), _squares(narrow - exact), _squares(exact)], dim=-1)  # [rows, 3]
         sound = torch.isfinite(rows[:, 1:]).all(dim=-1)
         rows, index = rows[sound], index[sound]
         finite = torch.isfinite(rows[:, 0])
-        if len(rows) and not bool(finite.all()):
+        if not bool(finite.all()):
             self.broken, self.worst_token = True, int(index[~finite][0])
         elif len(rows) and float(rows[:, 0].max()) > self._worst and not self.broken:
             self._worst = float(rows[:, 0].max())
             self.worst_token = int(index[rows[:, 0].argmax()])
         self._rows.append(rows[finite])
-        self._sums = None
+        self._weighed = None
 
     @property
     def num_tokens(self) -> int:
@@ -58,18 +64,17 @@ class Ratio:
         """R; 0 where nothing differs."""
         if self.broken:
             return math.inf
-        ours, narrow = self._totals()
+        ours, narrow = self._shares().sum(dim=0).tolist()
         return math.sqrt(ours / narrow) if ours else 0.0
 
     @property
     def allowance(self) -> float:
-        """By what factor R may exceed a threshold because few tokens say it: 1 for very many, never more than 3.2."""
-        ours, narrow = self._totals()
+        """By what factor R may exceed a threshold because few tokens say it: 1 for very many, never more than 2.5."""
+        rows = self._shares()
+        ours, narrow = rows.sum(dim=0).tolist()
         if not ours or self.broken:
             return 1.0
-        rows = torch.cat(self._rows)
-        shares = rows[:, 0] / ours - self._noise(rows) / narrow
-        return 1.0 + SURE * 0.5 * float(shares.square().sum().sqrt())
+        return 1.0 + SURE * 0.5 * float((rows[:, 0] / ours - rows[:, 1] / narrow).square().sum().sqrt())
 
     @property
     def value(self) -> float:
@@ -79,24 +84,20 @@ class Ratio:
     @property
     def own_noise(self) -> float:
         """rms(reference - exact) / rms(exact): what the dtype adds in the reference."""
-        if not self.num_tokens:
-            return 0.0
-        total = torch.cat(self._rows).sum(dim=0)
+        total = torch.cat([*self._rows, torch.zeros(1, 3, dtype=torch.float64)]).sum(dim=0)
         return math.sqrt(float(total[1] / total[2])) if total[2] else 0.0
 
-    def _totals(self) -> tuple[float, float]:
-        if not self.num_tokens:
-            return 0.0, 1.0
-        if self._sums is None:
-            rows = torch.cat(self._rows)
-            self._sums = torch.stack([rows[:, 0].sum(), self._noise(rows).sum()])
-        ours, narrow = float(self._sums[0]), float(self._sums[1])
-        return ours, narrow or math.ulp(0.0)
-
-    def _noise(self, rows: Tensor) -> Tensor:
-        """The reference's share of each row: its own, or one rounding where the whole is less than that."""
-        least = self._unit**2 * rows[:, 2]
-        return rows[:, 1] if float(rows[:, 1].sum()) >= float(least.sum()) else least
+    def _shares(self) -> Tensor:
+        """[tokens, 2]: squared differences of ours and of the reference, weighed; the second is never 0 in sum."""
+        if self._weighed is None:
+            rows = torch.cat([*self._rows, torch.full((1, 3), math.ulp(0.0), dtype=torch.float64)])
+            least = self._unit**2 * rows[:, 2]
+            narrow = rows[:, 1] if float(rows[:, 1].sum()) >= float(least.sum()) else least
+            both = rows[:, 0] + narrow
+            most = HEAVIEST * (both.median() or both.mean())
+            weights = (most / both).clamp(max=1.0)
+            self._weighed = torch.stack([rows[:, 0], narrow], dim=-1) * weights[:, None]
+        return self._weighed
 
 
 def _squares(tensor: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rtp_kernel.batch import ForwardBatch
 from rtp_runtime.check.capture import Call, Capture
 from rtp_runtime.check.names import layer_of
 from rtp_runtime.check.ours import OurModel
@@ -105,7 +104,7 @@ class Flips:
     reference: int = 0
     tokens: int = 0
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """Of ours: how far the scores were apart that changed places, and the larger one's size."""
+    """Of ours: how far the scores were apart that changed places, and their size."""
 
 
 class ServingRun(ProbeRun):
@@ -123,10 +122,8 @@ class ServingRun(ProbeRun):
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         super()._begin(module, args)
-        batch: ForwardBatch = args[0]
         for layer, flipped in self._twin.flips.items():
             self._left_out[(self._twin.prompt, layer)] = flipped.clone()
-        del batch
 
     def compare(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
         """As ever, but of no layer's input, which is the output of the layer before."""
@@ -177,21 +174,24 @@ class _Seam(OpSeam):
             if chosen.rows.start <= row < chosen.rows.stop:
                 scores = chosen.scores[row - chosen.rows.start][None]
                 unit = max(ratio, chosen.tokens_per_place) if choices.of_tokens else 1
-                gap = _selection_gap(choices.in_places(unit), scores)
+                gap = _selection_gap(choices.in_places(unit), scores, chosen.k)
                 if gap is not None:
                     self._probes.note_gap(self._selector, *gap)
         return True
 
 
-def _selection_gap(choices: Choices, scores: Tensor) -> tuple[float, float] | None:
-    """How far apart our scores of the places are that one side chose alone, and the larger one's size."""
+def _selection_gap(choices: Choices, scores: Tensor, k: int) -> tuple[float, float] | None:
+    """How far our scores of the places that one side chose alone are from the last of the k best, and its size."""
     one, other = choices.sets()
     groups = max(one.shape[1], scores.shape[1])
     one, other, scores = (tensor.expand(-1, groups, -1) for tensor in (one, other, scores))
-    disputed = (one ^ other)[..., : scores.shape[-1]]
-    values = scores[..., : disputed.shape[-1]][disputed]
-    values = values[torch.isfinite(values)]
-    return (float(values.max() - values.min()), float(values.abs().max())) if len(values) > 1 else None
+    width = min(one.shape[-1], scores.shape[-1])
+    disputed = (one ^ other)[..., :width]
+    cut = scores.topk(min(k, scores.shape[-1]), dim=-1).values[..., -1:]
+    gaps = (scores[..., :width] - cut).abs().masked_fill(~disputed, 0.0)
+    gaps = gaps[torch.isfinite(gaps)]
+    cut = cut[torch.isfinite(cut)]
+    return (float(gaps.max()), float(cut.abs().max())) if gaps.numel() and cut.numel() else None
 
 
 def _beside(one: Pair, other: Pair) -> Pair:

@@ -79,7 +79,12 @@ class RatioTable(ProbeTable):
         return self._probes.setdefault(key, {}).setdefault(POOLED, RatioProbe(self._unit))  # type: ignore[return-value]
 
     def ratio(self, key: ProbeKey) -> Ratio:
+        """R of one quantity."""
         return self.probe(key, POOLED).ratio
+
+    def probes(self) -> list[tuple[ProbeKey, RatioProbe]]:
+        """All that was probed, whether or not there was anything to compare."""
+        return [(key, self.probe(key, POOLED)) for key in self._probes]
 
     def _measure(self, key: ProbeKey, allowed: float) -> Measure:
         probe = self.probe(key, POOLED)
@@ -111,4 +116,3 @@ class RatioTable(ProbeTable):
             rank=self.rank(key),
             verdict=WRONG if ratio.value > far else DRIFT,
         )
-
