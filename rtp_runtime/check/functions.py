@@ -37,7 +37,7 @@ def intercepted_attention(modules: list[nn.Module], record: Callable[..., None])
 
         return attend
 
-    scopes = {id(scope): scope for scope in map(_scope, modules) if EAGER_ATTENTION in scope}
+    scopes = {id(scope): scope for scope in map(scope_of, modules) if EAGER_ATTENTION in scope}
     with _replaced([(scope, EAGER_ATTENTION, wrap) for scope in scopes.values()]):
         yield
 
@@ -71,7 +71,7 @@ def intercepted_users(names: Mapping[nn.Module, str], record: Callable[..., None
     places = {
         (id(scope), name): (scope, name, wrap)
         for module in parents
-        for scope in (_scope(module),)
+        for scope in (scope_of(module),)
         for name in _names_used(type(module))
         if callable(scope.get(name)) and not inspect.isclass(scope[name])
     }
@@ -91,7 +91,7 @@ def _replaced(places: list[tuple[dict[str, Any], str, Callable[[Any], Any]]]) ->
             scope[name] = original
 
 
-def _scope(module: nn.Module) -> dict[str, Any]:
+def scope_of(module: nn.Module) -> dict[str, Any]:
     """The globals from which this module's forward takes the functions that it calls."""
     scope: dict[str, Any] = getattr(inspect.unwrap(type(module).forward), "__globals__", {})
     return scope

@@ -1,0 +1,112 @@
+"""One layer of the reference again, on a recorded input, with a mistake in it; all other layers give what they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from rtp_runtime.check.capture import Capture, ModuleRecorder
+from rtp_runtime.check.names import layer_of
+from rtp_runtime.check.reference import Reference
+
+Mistake = Callable[[], AbstractContextManager[Any]]
+"""Makes the reference wrong for the time of the block."""
+
+
+class _Done(Exception):
+    """The layer has run; the rest of the forward is not needed."""
+
+
+class Rerun:
+    """Runs one layer (None: only what stands outside the layers) of the reference over one prompt."""
+
+    def __init__(self, reference: Reference, ids: Sequence[int], layer: int | None) -> None:
+        self._reference = reference
+        self.ids = list(ids)
+        self.layer = layer
+        self._outputs: dict[str, Any] = {}
+        self.base = self._record()
+
+    def _record(self) -> Capture:
+        """A full forward, in which every layer's output is kept as it is."""
+
+        def keep(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                self._outputs[name] = output
+
+            return hook
+
+        reference = self._reference
+        with ExitStack() as stack:
+            for name in reference.layers:
+                stack.callback(reference.modules[name].register_forward_hook(keep(name)).remove)
+            return self._captured(reference, stack)
+
+    def _captured(self, reference: Reference, stack: ExitStack) -> Capture:
+        here = {name: m for name, m in reference.modules.items() if self._is_here(name, reference)}
+        recorder = ModuleRecorder(here, dict(reference.layers), len(self.ids))
+        capture = stack.enter_context(recorder.attached())
+        with torch.inference_mode():
+            reference.logits(self.ids)
+        return capture
+
+    def _is_here(self, name: str, reference: Reference) -> bool:
+        layer = layer_of(name, reference.layers)
+        return layer is None or layer == self.layer or name in reference.layers
+
+    def run(
+        self, mistake: Mistake = nullcontext, late: Mistake = nullcontext, other: Reference | None = None
+    ) -> Capture:
+        """What the layer computes with a mistake. `late`: one that is nearer to the caller than what records.
+
+        `other`: another copy of the model that is run instead; the layers around still give what the first gave.
+
+        Raises:
+            RuntimeError, ValueError, TypeError, IndexError and the like: the mistake does not fit.
+        """
+        reference = other or self._reference
+        here = {name: m for name, m in reference.modules.items() if self._is_here(name, reference)}
+        recorder = ModuleRecorder(here, dict(reference.layers), len(self.ids))
+        with ExitStack() as stack:
+            stack.enter_context(self._frozen(reference))
+            stack.enter_context(mistake())
+            capture = stack.enter_context(recorder.attached())
+            stack.enter_context(late())
+            stack.enter_context(self._stopping(reference))
+            stack.enter_context(torch.inference_mode())
+            try:
+                reference.logits(self.ids)
+            except _Done:
+                pass
+        return capture
+
+    @contextmanager
+    def _frozen(self, reference: Reference) -> Iterator[None]:
+        names = [name for name, index in reference.layers.items() if index != self.layer]
+        for name in names:
+            output = self._outputs[name]
+            reference.modules[name].forward = lambda *_, output=output, **__: output  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for name in names:
+                reference.modules[name].__dict__.pop("forward", None)
+
+    @contextmanager
+    def _stopping(self, reference: Reference) -> Iterator[None]:
+        def stop(*_: Any) -> None:
+            raise _Done
+
+        last = next((name for name, index in reference.layers.items() if index == self.layer), None)
+        if last is None:
+            yield
+            return
+        handle = reference.modules[last].register_forward_hook(stop)
+        try:
+            yield
+        finally:
+            handle.remove()
