@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rtp_runtime.enable.code import call, nested
@@ -21,8 +22,8 @@ class Declarations:
     items: list[str] = field(default_factory=list)
     """Descriptors, each perhaps of several lines."""
 
-    def item_lines(self) -> list[str]:
-        return [line for text in self.items for line in f"{text},".split("\n")]
+    layouts: dict[str, list[str]] = field(default_factory=dict)
+    """Descriptors of one layout of checkpoints alone, by the variable that holds them; the hub's is the first."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,18 @@ class Place:
     """Where a block stands in the module tree, and the declarations that it adds to."""
 
     declarations: Declarations
-    path: str
-    """Code of its name up to the leaf, an unfinished string: `LAYER + "self_attn`."""
+    prefix: str
+    """Code of what stands before the name, with a string that is open: `LAYER + "`, or `"model.`."""
     name: str
+    """Dotted name of the module."""
     over: str = "layers"
     """The local variable with the layers in which it stands."""
-    hub: str | None = None
-    """The same as `path` for the checkpoint's names, where those differ."""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """Names of parameters, as `name` and a leaf, that checkpoints call otherwise."""
 
-    def child(self, name: str, hub: str | None = None) -> Place:
-        """A module inside it; `hub` is its name in checkpoints."""
-        there = f"{self.hub or self.path}.{hub or name}" if self.hub or hub else None
-        return Place(self.declarations, f"{self.path}.{name}", name, self.over, there)
+    def child(self, name: str) -> Place:
+        """A module inside it."""
+        return dataclasses.replace(self, name=f"{self.name}.{name}")
 
     def local(self, name: str, code: str) -> str:
         """A variable before the axes, such as a head dim that no key holds; returns its name."""
@@ -61,7 +62,8 @@ class Place:
     def _keep(self, kept: dict[str, list[str]], name: str, write: object) -> str:
         assert callable(write)
         taken = self.declarations.axes | self.declarations.tensors
-        for unique in (name, f"{self.name}_{name}", *(f"{self.name}_{name}_{i}" for i in range(2, 99))):
+        own = self.name.rpartition(".")[2]
+        for unique in (name, f"{own}_{name}", *(f"{own}_{name}_{i}" for i in range(2, 99))):
             lines: list[str] = write(unique)
             if taken.get(unique, lines) == lines:
                 kept[unique] = lines
@@ -70,25 +72,30 @@ class Place:
 
     def leaf(self, name: str) -> str:
         """Code of a parameter's name."""
-        return f'{self.path}.{name}"'
+        return f'{self.prefix}{self.name}.{name}"'
 
     def source(self, name: str) -> str:
         """Code of the checkpoint's name of a parameter."""
-        return f'{self.hub or self.path}.{name}"'
+        whole = f"{self.name}.{name}"
+        return f'{self.prefix}{self.renames.get(whole, whole)}"'
 
     def weight(self, name: str, *dims: str) -> None:
         """A parameter that is one tensor of the checkpoint."""
-        if self.hub is not None and self.hub != self.path:
-            self.made(name, call("FromCheckpoint(", [self.source(name), shape(dims)], indent=12)[0])
+        if self.source(name) != self.leaf(name):
+            self.made(name, f"FromCheckpoint({self.source(name)}, {shape(dims)})")
             return
         over = [] if self.over == "layers" else [f"over={self.over}"]
         self.declarations.items.append("\n".join(call("weight(", [self.leaf(name), *dims, *over], indent=8)))
 
-    def made(self, name: str, source: str, *, pinned: str | None = None) -> None:
-        """A parameter made of other tensors; `source` is code, perhaps of several lines."""
+    def made(self, name: str, source: str, *, pinned: str | None = None, layout: str | None = None) -> None:
+        """A parameter made of other tensors; `source` is code, perhaps of several lines.
+
+        `pinned`: its dtype whatever the model's. `layout`: the variable of the layout that alone has this descriptor.
+        """
         arguments = [f"parameter={self.leaf(name)}", f"source={source}", f"over={self.over}"]
         arguments += [f'dtype="{pinned}"'] if pinned else []
-        self.declarations.items.append("\n".join(call("Weight(", arguments, explode=True)))
+        items = self.declarations.items if layout is None else self.declarations.layouts.setdefault(layout, [])
+        items.append("\n".join(call("Weight(", arguments, explode=True)))
 
 
 def shape(dims: Sequence[str]) -> str:

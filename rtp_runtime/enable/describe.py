@@ -38,6 +38,8 @@ def _order(kind: Kind) -> str:
 
 
 def _rotary(d: Decoder, rope: Rope) -> str:
+    if rope.target is not None:
+        return f"bridged: transformers' own rotary tables ({rope.class_name})"
     turned = [code_of(block.rotary) for block in d.blocks if isinstance(block, Attention)]
     share = "the leading part of each head" if rope.dim else "whole heads"
     tables = ", a table per layer type" if rope.by_layer_type else ""

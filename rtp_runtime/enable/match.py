@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MULTIPLES = (4, 2, 3)
+"""Of a size, that modeling files write where the config holds no other."""
 RELATIVE = 2e-5
 """Rounding of a few float32 operations, far below any wrong formula on random data."""
 
@@ -69,6 +71,14 @@ def express(value: float, config: Any, keys: Iterable[str]) -> Expression | None
         for key, number in numbers:
             if close(function(number), value):
                 return Expression(form.format(f"config.{key}"), (key,))
+    for key, number in numbers:
+        for other, second in numbers:
+            if key != other and number > 1 < second and close(number * second, value):
+                return Expression(f"config.{key} * config.{other}", (key, other))
+    for key, number in numbers:
+        for multiple in MULTIPLES:
+            if close(multiple * number, value):
+                return Expression(f"{multiple} * config.{key}", (key,))
     layers = _number(config, "num_hidden_layers")
     for key, number in numbers:
         if layers and close(number / layers**0.5, value):

@@ -9,7 +9,7 @@ from rtp_runtime.enable.reference import Reference
 
 NEUTRAL = re.compile(
     r"_.*|.*dropout|.*pdrop|.*_token_id|output_.*|.*_loss.*|initializer.*|dtype|use_cache|pad_.*|vocab_size|num_hidden_layers"
-    r"|max_position_embeddings|rope_parameters|gradient.*|use_return_dict|return_dict"
+    r"|max_position_embeddings|rope_parameters|gradient.*|use_return_dict|return_dict|.*jitter.*|.*aux_loss.*|experts_implementation"
 )
 """Read for training, for sizes, or for what other parts of the model file read."""
 

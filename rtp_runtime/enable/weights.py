@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rtp_runtime.enable.code import comprehension
@@ -18,6 +19,7 @@ class WeightCode:
     """Variables with the layers of parts that do not stand in every one."""
     tensors: list[str]
     items: list[str]
+    layouts: dict[str, list[str]]
     subsets: bool
 
 
@@ -26,24 +28,30 @@ def declare(d: Decoder) -> WeightCode:
     declarations = Declarations()
     subsets = _subsets(d)
     base = f'"{d.model_name}.'
-    outer = Place(declarations, f"{base}{d.embedding_name}", d.embedding_name)
+    outer = Place(declarations, base, d.embedding_name)
     outer.weight("weight", "vocabulary", "hidden")
     for part in d.parts:
         over = "layers" if part.condition is None else subsets[part.condition]
-        part.block.declare(Place(declarations, f'LAYER + "{part.name}', part.name, over))
-    d.final_norm.declare(Place(declarations, f"{base}{d.norm_name}", d.norm_name))
+        part.block.declare(Place(declarations, 'LAYER + "', part.name, over, part.renames))
+    d.final_norm.declare(Place(declarations, base, d.norm_name))
     _head(d, declarations)
     return WeightCode(
         axes=[line for lines in declarations.axes.values() for line in lines],
         layers=[line for condition, name in subsets.items() for line in _subset(name, condition)],
         tensors=[line for lines in declarations.tensors.values() for line in lines],
-        items=declarations.item_lines(),
+        items=lines_of(declarations.items),
+        layouts={name: lines_of(items) for name, items in declarations.layouts.items()},
         subsets=bool(subsets),
     )
 
 
+def lines_of(items: Sequence[str]) -> list[str]:
+    """Descriptors as lines, each with its comma."""
+    return [line for text in items for line in f"{text},".split("\n")]
+
+
 def _head(d: Decoder, declarations: Declarations) -> None:
-    head = Place(declarations, f'"{d.head_name}', d.head_name)
+    head = Place(declarations, '"', d.head_name)
     if d.tied:
         declarations.items.append(f'Tie({head.leaf("weight")}, "{d.model_name}.{d.embedding_name}.weight")')
     else:

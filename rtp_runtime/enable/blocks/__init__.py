@@ -18,6 +18,7 @@ gives), and a recogniser `(view, name) -> Block` in `enable/recognise/`, which i
 from rtp_runtime.enable.blocks.attention import Attention
 from rtp_runtime.enable.blocks.base import BY_LAYER, Block, ByLayer, code_of, values_of
 from rtp_runtime.enable.blocks.mlp import Mlp
+from rtp_runtime.enable.blocks.moe import MoE, RoutedExperts, Router, Shared
 from rtp_runtime.enable.blocks.norm import Norm
 from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged, is_fused
 
@@ -27,9 +28,13 @@ __all__ = [
     "Block",
     "ByLayer",
     "Mlp",
+    "MoE",
     "Norm",
     "Parts",
     "Projection",
+    "RoutedExperts",
+    "Router",
+    "Shared",
     "code_of",
     "declare_merged",
     "is_fused",

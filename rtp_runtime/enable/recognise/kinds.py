@@ -121,21 +121,28 @@ def _class_names(layers: Sequence[Layer]) -> list[str]:
     return names
 
 
-def find_parts(view: View, layers: Sequence[Layer]) -> tuple[Part, ...]:
-    """Every distinct block with the rule of its layers, in the order in which they run."""
+def find_parts(view: View, layers: Sequence[Layer], names: Sequence[str]) -> tuple[Part, ...]:
+    """Every distinct block with the rule of its layers, in the order in which they run.
+
+    `names`: of the layers, as modules of the reference.
+    """
     found: list[tuple[str, Block]] = []
     for layer in layers:
         place = 0
-        for name, block in layer.blocks.items():
-            if (name, block) in found:
-                place = found.index((name, block)) + 1
+        for part in layer.blocks.items():
+            if part in found:
+                place = found.index(part) + 1
             else:
-                found.insert(place, (name, block)) if place else found.append((name, block))
-                place = place + 1 if place else len(found)
-    return tuple(
-        Part(name, block, condition(view, [layer.blocks.get(name) == block for layer in layers], f"the block {name}"))
-        for name, block in found
-    )
+                found.insert(place, part)
+                place += 1
+    return tuple(_part(view, layers, names, name, block) for name, block in found)
+
+
+def _part(view: View, layers: Sequence[Layer], names: Sequence[str], name: str, block: Block) -> Part:
+    there = [layer.blocks.get(name) == block for layer in layers]
+    layer = names[there.index(True)]
+    renames = view.hub.renames(view.module(f"{layer}.{name}"), layer, name)
+    return Part(name, block, condition(view, there, f"the block {name}"), renames)
 
 
 def find_states(view: View, layers: Sequence[Layer]) -> ByLayer:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rtp_kernel.ops.activation import ACTIVATIONS
 from rtp_runtime.enable.blocks import Mlp, Projection
 from rtp_runtime.enable.code import literal
 from rtp_runtime.enable.findings import UnrecognisedError
-from rtp_runtime.enable.match import same
-from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
+from rtp_runtime.enable.match import express, same
+from rtp_runtime.enable.recognise.view import View, bias_of, leaf, linears, rows, transposed
 from rtp_runtime.enable.recording import Call
 
 
@@ -20,8 +20,10 @@ def is_mlp(view: View, name: str) -> bool:
     return bool(linears(view.recording.children(name)))
 
 
-def recognise_mlp(view: View, name: str) -> Mlp:
+def recognise_mlp(view: View, name: str, owner: nn.Module | None = None) -> Mlp:
     """The feed-forward block `name`: down(act(gate(x)) * up(x)) or down(act(up(x))).
+
+    `owner`: the module around it, which may have given it its width.
 
     Raises:
         UnrecognisedError: it is neither.
@@ -29,7 +31,7 @@ def recognise_mlp(view: View, name: str) -> Mlp:
     call = view.recording.of(name)
     x, children = rows(call.inputs[0]), linears(view.recording.children(name))
     first = [child for child in children if same(rows(child.inputs[0]), x)]
-    last = [child for child in children if child not in first and same(rows(child.outputs[0]), rows(call.outputs[0]))]
+    last = [child for child in children if child not in first and gives(call, rows(child.outputs[0]))]
     module = view.module(name)
     if len(last) != 1 or len(first) + 1 != len(children):
         raise UnrecognisedError(
@@ -40,32 +42,56 @@ def recognise_mlp(view: View, name: str) -> Mlp:
         for activation, function in ACTIVATIONS.items():
             result = function(middle[0]) if gate is None else function(middle[0]) * middle[1]
             if same(result, inner):
-                width = view.express(inner.shape[-1], view.keys_of(module), view.label(name), "its inner width")
-                down = Projection(leaf(last[0].name), last[0].module.bias is not None, 0, x.shape[-1])
-                return Mlp(type(module).__name__, _activation(view, name, activation), up, down, gate, width.code)
+                width = _width(view, name, inner.shape[-1], owner)
+                down = _projection(last[0], 0, x.shape[-1])
+                return Mlp(type(module).__name__, activation_code(view, name, activation), up, down, gate, width)
     raise UnrecognisedError(
         view.label(name), "its activation is none of ours.", f"an activation beside {', '.join(ACTIVATIONS)}"
     )
 
 
+def _width(view: View, name: str, width: int, owner: nn.Module | None) -> str:
+    """By the keys that its own class reads, then by those of the classes that may have made it."""
+    layer = view.module(name.rpartition(".")[0])
+    own = view.keys_of(view.module(name))
+    more = [key for module in (owner, layer) if module is not None for key in view.keys_of(module)]
+    for keys in (own, [*own, *more]):
+        found = express(width, view.config, keys)
+        if found is not None:
+            return found.code
+    return view.express(width, [*own, *more, "hidden_size"], view.label(name), "its inner width").code
+
+
+def gives(call: Call, out: Tensor) -> bool:
+    """Whether a module's result is `out`, perhaps with a residual that it was handed added to it."""
+    result = rows(call.outputs[0])
+    return same(out, result) or any(
+        part.numel() == out.numel() and same(out + rows(part), result) for part in call.inputs[1:]
+    )
+
+
+def _projection(call: Call, start: int, size: int, whole: bool = True) -> Projection:
+    return Projection(
+        leaf(call.name), bias_of(call.module), start, size, whole=whole, transposed=transposed(call.module)
+    )
+
+
 def _hypotheses(first: list[Call], size: int) -> list[tuple[Projection | None, Projection, tuple[Tensor, ...]]]:
-    outputs = [(leaf(call.name), call.module.bias is not None, rows(call.outputs[0])) for call in first]
-    if len(outputs) == 1 and outputs[0][2].shape[-1] == size:
-        name, bias, out = outputs[0]
-        return [(None, Projection(name, bias, 0, size), (out,))]
-    if len(outputs) == 1 and outputs[0][2].shape[-1] == 2 * size:
-        name, bias, out = outputs[0]
-        halves = [Projection(name, bias, start, size, whole=False) for start in (0, size)]
+    outputs = [rows(call.outputs[0]) for call in first]
+    if len(outputs) == 1 and outputs[0].shape[-1] == size:
+        return [(None, _projection(first[0], 0, size), (outputs[0],))]
+    if len(outputs) == 1 and outputs[0].shape[-1] == 2 * size:
+        out = outputs[0]
+        halves = [_projection(first[0], start, size, whole=False) for start in (0, size)]
         first_half, second_half = out[:, :size], out[:, size:]
         return [(halves[0], halves[1], (first_half, second_half)), (halves[1], halves[0], (second_half, first_half))]
     if len(outputs) == 2:
-        parts = [Projection(name, bias, 0, size) for name, bias, _ in outputs]
-        values = tuple(out for _, _, out in outputs)
-        return [(parts[0], parts[1], (values[0], values[1])), (parts[1], parts[0], (values[1], values[0]))]
+        parts = [_projection(call, 0, size) for call in first]
+        return [(parts[0], parts[1], (outputs[0], outputs[1])), (parts[1], parts[0], (outputs[1], outputs[0]))]
     return []
 
 
-def _activation(view: View, name: str, found: str) -> str:
+def activation_code(view: View, name: str, found: str) -> str:
     """The config key that names an activation which computes the same, or the name itself."""
     functions: Mapping[str, object] = ACTIVATIONS
     for key in sorted(view.keys_of(view.module(name))):

@@ -43,6 +43,16 @@ class View:
         name = type(module).__name__
         return [key for key, readers in self.reference.reads.items() if name in readers] + list(more)
 
+    def keys_inside(self, name: str) -> list[str]:
+        """Config keys that the code of the module `name`, or of one inside it, reads."""
+        found = [key for module in self.module(name).modules() for key in self.keys_of(module)]
+        return list(dict.fromkeys(found))
+
+    def number(self, value: float, keys: Iterable[str]) -> str:
+        """`value` as code: over the config where a key explains it, else as it is."""
+        found = express(value, self.config, keys)
+        return repr(value) if found is None else found.code
+
     def express(self, value: float, keys: Iterable[str], block: str, what: str) -> Expression:
         """`value` as code over the config. Raises UnrecognisedError when no key explains it."""
         found = express(value, self.config, keys)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, MambaConfig, MixtralConfig, YoutuConfig
+from transformers import GPT2Config, LlamaConfig, MambaConfig, YoutuConfig
 
 from rtp_runtime.cli import main
 from rtp_runtime.cli.enable import install_command
@@ -158,11 +158,10 @@ def test_an_existing_target_is_left_alone(enable: Enable, tmp_path: Path) -> Non
     ("config", "architecture", "blocks"),
     [
         (MambaConfig(num_hidden_layers=2), "MambaForCausalLM", ["mixer (MambaMixer)"]),
-        (MixtralConfig(), "MixtralForCausalLM", ["mlp (MixtralSparseMoeBlock)"]),
         (YoutuConfig(), "YoutuForCausalLM", ["self_attn (YoutuAttention)"]),
         (GPT2Config(n_layer=2), "GPT2LMHeadModel", ["transformer.h.0"]),
     ],
-    ids=["mamba", "mixtral", "youtu", "gpt2"],
+    ids=["mamba", "youtu", "gpt2"],
 )
 def test_what_cannot_be_built_is_refused_by_name(
     enable: Enable, tmp_path: Path, config: Any, architecture: str, blocks: list[str]

@@ -1,0 +1,63 @@
+"""The names under which a checkpoint holds the reference's parameters, found by saving the small copy."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from rtp_runtime.enable.reference import Reference
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Tensors of a saved copy, by name and by value: random values are met once."""
+
+    names: frozenset[str]
+    by_value: Mapping[str, str]
+
+    @classmethod
+    def of(cls, reference: Reference) -> Hub:
+        from safetensors.torch import load_file
+
+        with tempfile.TemporaryDirectory(prefix="rtp-enable-") as temporary:
+            reference.save(Path(temporary))
+            tensors = {name: t for file in Path(temporary).glob("*.safetensors") for name, t in load_file(file).items()}
+        return cls(frozenset(tensors), {_digest(tensor): name for name, tensor in tensors.items()})
+
+    def name_of(self, value: Tensor) -> str | None:
+        """The tensor that holds exactly these values, in this shape."""
+        return self.by_value.get(_digest(value))
+
+    def pattern_of(self, experts: Sequence[Tensor]) -> str | None:
+        """One name for the tensors of all experts, with `{expert}` where their number stands; None if there is none."""
+        names = [self.name_of(value) for value in experts]
+        if any(name is None for name in names):
+            return None
+        first = str(names[0])
+        for place in re.finditer(r"(?<=\.)0(?=\.)", first):
+            pattern = f"{first[: place.start()]}{{expert}}{first[place.end() :]}"
+            if names == [pattern.replace("{expert}", str(expert)) for expert in range(len(names))]:
+                return pattern
+        return None
+
+    def renames(self, module: nn.Module, layer: str, name: str) -> dict[str, str]:
+        """Names inside the layer `layer` of those parameters of its module `name` that checkpoints call otherwise."""
+        found = {}
+        for inside, value in (*module.named_parameters(), *module.named_buffers()):
+            if f"{layer}.{name}.{inside}" in self.names:
+                continue
+            stored = self.name_of(value)
+            if stored is not None and stored.startswith(f"{layer}."):
+                found[f"{name}.{inside}"] = stored.removeprefix(f"{layer}.")
+        return found
+
+
+def _digest(value: Tensor) -> str:
+    data = value.detach().contiguous().cpu().numpy()
+    return hashlib.sha256(repr((data.shape, str(data.dtype))).encode() + data.tobytes()).hexdigest()
