@@ -127,7 +127,7 @@ def test_ids_beyond_the_vocabulary(model: Callable[..., Path], check: Callable[.
     target = model("large")
     content = json.loads((target / "tokenizer.json").read_text())
     last, first_id = content["added_tokens"][-1], len(content["model"]["vocab"])
-    names = [*(f"<|unused {number}|>" for number in range(64)), "<|image|>"]
+    names = [*(f"<|unused {number}|>" for number in range(160)), "<|image|>"]
     content["added_tokens"] += [{**last, "id": first_id + n, "content": name} for n, name in enumerate(names)]
     (target / "tokenizer.json").write_text(json.dumps(content))
     settings = json.loads((target / "tokenizer_config.json").read_text())
