@@ -19,8 +19,8 @@ NO_TENSOR = "the checkpoint has no tensor for it, so transformers draws random v
 WRONG_SHAPE = "the checkpoint's tensor has another shape than the config says, so transformers draws random values"
 
 
-def load_reference(path: Path) -> Reference:
-    """Load the checkpoint directory with transformers.
+def load_reference(path: Path, streamed: bool = False) -> Reference:
+    """Load the checkpoint directory with transformers; `streamed`: its large weights stay in their files.
 
     Raises:
         ConfigError: no config, or one without architectures.
@@ -28,6 +28,8 @@ def load_reference(path: Path) -> Reference:
         CheckpointError: transformers cannot read the weights.
     """
     model_class = _model_class(path)
+    if streamed:
+        return _stream(path, model_class)
     options: dict[str, Any] = {"attn_implementation": "eager"}
     if getattr(model_class, "_can_set_experts_implementation", bool)():
         options["experts_implementation"] = "eager"
@@ -47,6 +49,15 @@ def load_reference(path: Path) -> Reference:
             raise CheckpointError(f"{path}: transformers cannot load the reference: {reason}") from error
     unexpected = frozenset(str(name) for name in info["unexpected_keys"])
     return Reference(path, model.eval().requires_grad_(False), _defects(info), unexpected)
+
+
+def _stream(path: Path, model_class: Any) -> Reference:
+    from rtp_runtime.check.streaming import StreamedReference, stream_model
+
+    with quiet_transformers():
+        config = model_class.config_class.from_pretrained(str(path), local_files_only=True)
+        model, pool, missing = stream_model(path, model_class, config)
+    return StreamedReference(path, model, pool, [Defect(name, NO_TENSOR) for name in missing])
 
 
 def outline_reference(path: Path, defects: Sequence[Defect]) -> Reference:

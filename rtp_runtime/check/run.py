@@ -14,6 +14,7 @@ import torch
 from rtp_runtime.check.audit_stage import run_audit
 from rtp_runtime.check.causes import explain
 from rtp_runtime.check.coverage import describe_conditions, describe_coverage, describe_versions
+from rtp_runtime.check.cut import Prepared, prepared
 from rtp_runtime.check.loading import load_reference, outline_reference, quiet_transformers
 from rtp_runtime.check.logits_stage import run_greedy, run_logits
 from rtp_runtime.check.modes import run_modes
@@ -42,6 +43,7 @@ def run_check(
         RtpError: a check that cannot be made at all.
     """
     from rtp_runtime.model import load_config
+    from rtp_runtime.model.assessment import find_served
     from rtp_runtime.plugins import load_plugins
 
     started = time.monotonic()
@@ -49,19 +51,27 @@ def run_check(
     plugins = load_plugins(options.plugins)
     # Before the reference is loaded, which takes seconds: does any plugin serve this model at all?
     plugins.resolve(load_config(options.model).architecture)
-    say("loading the reference")
-    session = Session(options, plugins, reference or _load_reference(options))
-    session.reference.use_names(match_names(find_layers(session.reference.model), _our_layers(session)))
-    with threads_for(small=session.reference.is_small), quiet_transformers():
-        stages = _run_stages(session, say)
-        report = _gather(session, stages, started)
-        first = report.first_wrong
-        if first is None or not options.explain:
-            return report
-        if first.stage == "text":
-            return replace(report, cause=text_cause(first))
-        say("looking for the cause")
-        return replace(report, cause=explain(session, first), seconds=time.monotonic() - started)
+    with quiet_transformers(), prepared(options, say, lambda config: find_served(config, plugins)) as ready:
+        say("loading the reference")
+        if reference is None or ready.options is not options:
+            reference = _load_reference(ready)
+        session = Session(ready.options, plugins, reference)
+        reference.use_names(match_names(find_layers(reference.model), _our_layers(session)))
+        with threads_for(small=reference.is_small):
+            report = _judge(session, say, started)
+    return ready.told(replace(report, seconds=time.monotonic() - started), list(reference.layers))
+
+
+def _judge(session: Session, say: Progress, started: float) -> CheckReport:
+    stages = _run_stages(session, say)
+    report = _gather(session, stages, started)
+    first = report.first_wrong
+    if first is None or not session.options.explain:
+        return report
+    if first.stage == "text":
+        return replace(report, cause=text_cause(first))
+    say("looking for the cause")
+    return replace(report, cause=explain(session, first))
 
 
 def _gather(session: Session, stages: list[StageResult], started: float) -> CheckReport:
@@ -79,10 +89,11 @@ def _gather(session: Session, stages: list[StageResult], started: float) -> Chec
     )
 
 
-def _load_reference(options: CheckOptions) -> Reference:
+def _load_reference(ready: Prepared) -> Reference:
     """The reference, or its outline where a tensor that our checkpoint has is missing or of another shape there."""
+    options = ready.options
     try:
-        return load_reference(options.reference_path)
+        return load_reference(options.reference_path, streamed=ready.streamed)
     except CheckpointError:
         defects = _missing_tensors(options)
         if not defects:

@@ -19,7 +19,7 @@ SUMMARY = "correctness against the Hugging Face reference; exit 0 pass, 1 fail, 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of `rtp check`."""
-    parser.add_argument("model", metavar="MODEL", help="checkpoint directory, or hub id")
+    parser.add_argument("model", metavar="MODEL", help="checkpoint directory, hub id, or with --random a bare config")
     parser.add_argument(
         "--reference", metavar="OTHER", help="compare with the reference's run of this checkpoint instead"
     )
@@ -29,7 +29,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", metavar="A,B", help="only these stages: audit,pinned,probes,logits,greedy,modes")
     parser.add_argument("--skip", metavar="A,B", help="all stages but these; what is left out is not judged")
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="add a text to the prompts")
-    parser.add_argument("--seed", type=int, default=0, help="of drawn prompts (0)")
+    parser.add_argument("--seed", type=int, default=0, help="of drawn prompts and weights (0)")
+    parser.add_argument("--random", action="store_true", help="draw random weights; a config alone is enough")
+    parser.add_argument(
+        "--layers", metavar="WHICH", help='only these layers: 4 (the first four), 0-3,27, or "kinds" (one of each kind)'
+    )
+    parser.add_argument("--experts", type=int, metavar="N", help="keep N routed experts of each layer")
     add_record_options(parser)
 
 
@@ -69,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> CheckOptions:
     from rtp_runtime.check import STAGES, CheckOptions
-    from rtp_runtime.model import resolve_checkpoint
 
     if args.stages and args.skip:
         raise UsageError(f"--stages {args.stages} and --skip {args.skip} contradict each other: give one of them")
@@ -78,14 +82,25 @@ def _options(args: argparse.Namespace) -> CheckOptions:
     if unknown:
         raise UsageError(f"--skip {unknown[0]!r} is no stage: the stages are {', '.join(STAGES)}")
     return CheckOptions(
-        model=resolve_checkpoint(args.model),
-        reference=resolve_checkpoint(args.reference) if args.reference else None,
+        model=_place(args.model),
+        reference=_place(args.reference) if args.reference else None,
         dtype=args.dtype,
         stages=_names(args.stages) if args.stages else tuple(name for name in STAGES if name not in skipped),
         prompts=tuple(args.prompt),
         plugins=tuple(args.plugin),
         seed=args.seed,
+        random=args.random,
+        layers=args.layers,
+        experts=args.experts,
     )
+
+
+def _place(model: str) -> Path:
+    """A directory, which a hub id is downloaded to, or the file of a bare config."""
+    from rtp_runtime.model import resolve_checkpoint
+
+    path = Path(model).expanduser()
+    return path if path.is_file() and path.suffix == ".json" else resolve_checkpoint(model)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -15,7 +15,18 @@ from torch import Tensor
 
 from rtp_runtime.testing.tiny_configs import COMMON, TINY, VOCAB_SIZE, Tiny, rope
 
-__all__ = ["COMMON", "TINY_NAMES", "VOCAB_SIZE", "build_tiny", "randomise", "rope", "tiny_config", "write_tiny"]
+__all__ = [
+    "COMMON",
+    "TINY_NAMES",
+    "VOCAB_SIZE",
+    "build_tiny",
+    "draw_buffer",
+    "draw_parameter",
+    "randomise",
+    "rope",
+    "tiny_config",
+    "write_tiny",
+]
 
 TINY_NAMES = tuple(TINY)
 
@@ -70,23 +81,35 @@ def randomise(model: Any, seed: int = 0) -> Any:
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        parameter.copy_(_draw(name, parameter, generator))
+        parameter.copy_(draw_parameter(name, parameter, generator))
     for name, buffer in model.named_buffers():
-        leaf = name.rsplit(".", 1)[-1]
-        if leaf == "e_score_correction_bias":
-            buffer.copy_(8 + _normal(buffer, 0.2, generator))
-        elif leaf == "tid2eid":
-            experts = model.config.get_text_config().n_routed_experts
-            rows = [torch.randperm(experts, generator=generator)[: buffer.shape[1]] for _ in range(buffer.shape[0])]
-            buffer.copy_(torch.stack(rows))
+        drawn = draw_buffer(name, buffer, generator, model.config)
+        if drawn is not buffer:
+            buffer.copy_(drawn)
     return model
+
+
+def draw_buffer(name: str, buffer: Tensor, generator: torch.Generator, config: Any) -> Tensor:
+    """A buffer's new value: `randomise`'s for those that hold values of a checkpoint, else its own."""
+    leaf = name.rsplit(".", 1)[-1]
+    if leaf == "e_score_correction_bias":
+        return 8 + _normal(buffer, 0.2, generator)
+    if leaf != "tid2eid":
+        return buffer
+    experts = config.get_text_config().n_routed_experts
+    rows = [torch.randperm(experts, generator=generator)[: buffer.shape[1]] for _ in range(buffer.shape[0])]
+    return torch.stack(rows)
 
 
 def _normal(like: Tensor, std: float, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator).to(like.dtype) * std
 
 
-def _draw(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+def draw_parameter(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """A parameter's new value by `randomise`'s rules.
+
+    Of one with two axes or more only the shape matters, so that rows may be drawn part by part; it may be on meta.
+    """
     leaf = name.rsplit(".", 1)[-1]
     if leaf == "A_log":
         return torch.log(torch.rand(parameter.shape, generator=generator) * 4 + 0.5)

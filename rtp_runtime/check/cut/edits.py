@@ -7,11 +7,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rtp_runtime.errors import NotJudgedError
 from rtp_runtime.model.config import ModelConfig
 
 KeyPath = tuple[str, ...]
 """Keys from the text part of the config inwards."""
 Edits = dict[KeyPath, Any]
+
+
+def transformers_config(raw: Mapping[str, Any]) -> Any:
+    """transformers' config object: of its model type, or of the class that its architecture takes.
+
+    Raises:
+        ConfigError: transformers cannot read it.
+        NotJudgedError: transformers knows neither.
+    """
+    import transformers
+
+    config = ModelConfig(raw)
+    if hasattr(config.hf, "get_text_config"):
+        return config.hf
+    known = getattr(getattr(transformers, config.architecture, None), "config_class", None)
+    if known is None:
+        raise NotJudgedError(
+            f"transformers {transformers.__version__} knows neither model type {config.model_type!r} nor "
+            f"{config.architecture}, so there is no reference to check against: install a version that does"
+        )
+    return known.from_dict(copy.deepcopy(dict(raw)))
 
 
 @dataclass(frozen=True)
@@ -30,10 +52,11 @@ class TextPart:
     @classmethod
     def of(cls, config: ModelConfig) -> TextPart:
         """The text part of a config that transformers knows."""
-        text = config.hf.get_text_config()
+        whole = transformers_config(config.raw)
+        text = whole.get_text_config()
         prefix: KeyPath = ()
         for key, value in config.raw.items():
-            if isinstance(value, Mapping) and text is not config.hf and getattr(config.hf, key, None) is text:
+            if isinstance(value, Mapping) and text is not whole and getattr(whole, key, None) is text:
                 prefix = (key,)
         return cls(config.raw, prefix, text.to_dict(), dict(text.attribute_map), config.architecture)
 
@@ -54,8 +77,15 @@ class TextPart:
                 if not isinstance(part.get(key), dict):
                     part[key] = copy.deepcopy(self.get(path[:-1])) if key == path[0] else {}
                 part = part[key]
-            part[path[-1]] = copy.deepcopy(value)
+            for key in self._spellings(path, part):
+                part[key] = copy.deepcopy(value)
         return raw
+
+    def _spellings(self, path: KeyPath, part: Mapping[str, Any]) -> list[str]:
+        """The names under which a config.json may hold a value: transformers' common name may stand for its own."""
+        key = path[-1]
+        others = [alias for alias, own in self.names.items() if own == key and alias in part and len(path) == 1]
+        return others if others and key not in part else [key, *others]
 
     def get(self, path: KeyPath) -> Any:
         """The value at a path, None where there is none."""

@@ -35,7 +35,11 @@ class Routing:
         most = self.num_experts
         for count in range(2 * self.chosen, most):
             per_group = count // self.groups
-            if count % self.groups == 0 and per_group >= self._per_group and self.chosen_groups * per_group >= self.chosen:
+            if (
+                count % self.groups == 0
+                and per_group >= self._per_group
+                and self.chosen_groups * per_group >= self.chosen
+            ):
                 return count
         return most
 
@@ -115,7 +119,10 @@ def _takes_experts_away(part: TextPart, edits: Edits, whole: Outline, path: KeyP
         return False
     rows, changed = 0, False
     for before, after in zip(whole.layers, less.layers, strict=True):
-        old, new = ({n: tuple(t.shape) for n, t in _tensors(side.model, name)} for side, name in ((whole, before), (less, after)))
+        old, new = (
+            {n: tuple(t.shape) for n, t in _tensors(side.model, name)}
+            for side, name in ((whole, before), (less, after))
+        )
         gone = [name for name in old if name not in new]
         if new.keys() - old.keys() or not all(_numbered(name, value - 1) for name in gone):
             return False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rtp_runtime.check.cut.edits import Edits, KeyPath, TextPart
-from rtp_runtime.check.cut.outline import Facts, Outline, by_kind, outline, place_settings
+from rtp_runtime.check.cut.outline import Outline, by_kind, outline, place_settings
 from rtp_runtime.errors import NotJudgedError, UsageError
 
 KINDS = "kinds"
@@ -84,6 +84,19 @@ def choose_layers(part: TextPart, text: str) -> Chosen:
     if edits is not None:
         return Chosen(wanted, edits, total, everything)
     return _prefix(search, wanted, kinds)
+
+
+def edits_for_layers(part: TextPart, wanted: tuple[int, ...]) -> Edits | None:
+    """Edits that leave a model of these layers of the config; None where there are none.
+
+    Raises:
+        NotJudgedError: transformers cannot build the model.
+    """
+    placed = place_settings(part)
+    whole = outline(part, placed=placed)
+    if max(wanted) >= len(whole.layers):
+        return None
+    return {} if wanted == tuple(range(len(whole.layers))) else _Search(part, whole, placed).edits_for(wanted)
 
 
 def _prefix(search: _Search, wanted: Sequence[int], kinds: Sequence[Sequence[int]]) -> Chosen:
@@ -165,8 +178,4 @@ class _Search:
         if len(found.layers) != len(wanted) or not found.same_around(self.whole):
             return None
         pairs = zip(found.signatures, wanted, strict=True)
-        return sum(not _same(signature, self.whole.signatures[layer]) for signature, layer in pairs)
-
-
-def _same(one: Facts, other: Facts) -> bool:
-    return one == other
+        return sum(signature != self.whole.signatures[layer] for signature, layer in pairs)

@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from rtp_runtime.check.cut.edits import Edits, TextPart
+from rtp_runtime.check.cut.edits import Edits, TextPart, transformers_config
 from rtp_runtime.check.names import find_layers
 from rtp_runtime.errors import ConfigError, NotJudgedError
-from rtp_runtime.model.config import ModelConfig
 
 MANY = 5
 """Of as many layers, a setting that is another in each of them tells where a layer stands, not what it is."""
@@ -32,7 +31,7 @@ class Outline:
 
     model: Any
     config: Any
-    """The text part of transformers' config."""
+    """transformers' config that it is built from."""
     layers: tuple[str, ...]
     """Dotted names of the decoder layers."""
     signatures: tuple[Facts, ...]
@@ -62,10 +61,12 @@ def outline(part: TextPart, edits: Edits | None = None, placed: frozenset[tuple[
 
     raw = part.edited(edits or {})
     try:
-        config = ModelConfig(raw).hf
+        config = transformers_config(raw)
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of shapes without elements, where a number that was tried makes them
             model = transformers_class(part.architecture, config)._from_config(config, attn_implementation="eager")
+    except NotJudgedError:
+        raise
     except ConfigError as error:
         raise NotJudgedError(str(error)) from error
     except Exception as error:  # whatever a modeling file raises is about this config
@@ -82,7 +83,7 @@ def outline(part: TextPart, edits: Edits | None = None, placed: frozenset[tuple[
         for name, value in (*model.named_parameters(), *model.named_buffers())
         if not any(name.startswith(f"{layer}.") for layer in layers)
     }
-    return Outline(model, text, tuple(layers), signatures, around)
+    return Outline(model, config, tuple(layers), signatures, around)
 
 
 def place_settings(part: TextPart) -> frozenset[tuple[str, str]]:

@@ -47,7 +47,7 @@ class StreamedReference(Reference):
     def used(self) -> frozenset[str]:
         if "asked" not in self.known:
             self.pool.asked.clear()
-            super().used  # noqa: B018: runs the model
+            _ = super().used  # runs the model
             self.known["asked"] = self._with_aliases(self.pool.asked)
         return super().used | {self.naming.ours_of(name) or name for name in self.known["asked"]}
 

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint read from their files when they are asked for, whole or some rows, with no page kept mapped."""
+"""Tensors of a checkpoint read from their files when they are asked for, whole or some rows; no page stays mapped."""
 
 from __future__ import annotations
 
