@@ -23,6 +23,7 @@ from rtp_runtime.check.usage import used_tensors
 
 SMALL_MODEL = 20_000_000
 """Parameters."""
+LARGE_MODEL = 1_000_000_000
 SOME_TOKENS = 160
 Tell = Callable[[str, tuple[Tensor, ...], int], None]
 """Hears of each module's outputs [rows, …] and the place of their first row in the prompt."""
@@ -146,6 +147,11 @@ class Reference:
     def is_small(self) -> bool:
         """Whether a forward costs so little that a check can afford many."""
         return self.num_parameters <= SMALL_MODEL
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a forward is so dear that a check makes as few as it can."""
+        return self.is_streamed or self.num_parameters >= LARGE_MODEL
 
     @property
     def vocab_size(self) -> int:

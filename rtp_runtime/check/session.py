@@ -13,7 +13,7 @@ from rtp_runtime.check.noise import MOST_NOISE, Noise, add_noise
 from rtp_runtime.check.options import CheckOptions
 from rtp_runtime.check.ours import OurModel, Output
 from rtp_runtime.check.paths import Effort
-from rtp_runtime.check.prompts import Prompt, PromptLimits, draw_prompt, make_prompts
+from rtp_runtime.check.prompts import PROMPT_LENGTHS, Prompt, PromptLimits, draw_prompt, make_prompts
 from rtp_runtime.check.reference import Continuation, Reference
 from rtp_runtime.check.structure import LayerKind, layer_kinds
 
@@ -24,7 +24,13 @@ MAX_EXPERT_PROMPTS = 12
 """Prompts drawn, at most, to visit the experts that no other prompt visits."""
 MAX_FRUITLESS = 2
 """Prompts in a row that visited no new expert, after which the rest is taken to be out of reach."""
-NEW_TOKENS_OF_LARGE = 8
+NEW_TOKENS = 8
+"""Of models that are not small."""
+FEW_NEW_TOKENS = 4
+"""Of large ones."""
+FEW_LENGTHS = (9, 96)
+FEW_TOKENS = 300
+"""Of large ones, a window or a compressed entry is crossed twice by prompts of at most this length."""
 
 Progress = Callable[[str], None]
 
@@ -89,7 +95,9 @@ class Session:
     def num_new_tokens(self) -> int:
         """Length of the continuations: steps of large models are dear."""
         wanted = self.options.num_new_tokens
-        return wanted if self.reference.is_small else min(wanted, NEW_TOKENS_OF_LARGE)
+        if self.reference.is_large:
+            return min(wanted, FEW_NEW_TOKENS)
+        return wanted if self.reference.is_small else min(wanted, NEW_TOKENS)
 
     def note_selections(self, exercised: Mapping[int, tuple[int, int]]) -> None:
         """Keep, of each layer that selects, from how many places it did."""
@@ -118,13 +126,15 @@ def make_cases(
     prompts = [prompt for prompt in prompts if max(prompt.ids) < limits.vocab_size]
     longest = max(prompts, key=len)
     session.noisy = {longest.name: Effort.MODULES}
-    if session.reference.is_small:
+    if session.reference.is_large:
+        prompts = [prompt for prompt in prompts if prompt in (prompts[0], longest) or prompt.name.startswith("your")]
+    elif session.reference.is_small:
         few = dict.fromkeys((prompt.name for prompt in prompts), Effort.LOGITS)
         session.noisy = few | {longest.name: Effort.MODULES, prompts[0].name: Effort.ALL}
     for prompt in prompts:
         yield _make_case(session, prompt)
     fruitless = 0
-    for number in range(MAX_EXPERT_PROMPTS):
+    for number in range(0 if session.reference.is_large else MAX_EXPERT_PROMPTS):
         visited = _num_visited(session)
         if visited == sum(session.num_experts.values()) or fruitless == MAX_FRUITLESS:
             return
@@ -145,7 +155,12 @@ def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> Prom
     configs = (reference.config, session.model.loaded.config.hf)
     declared = [getattr(config.get_text_config(), "sliding_window", None) for config in configs]
     windows = tuple(window for window in declared if isinstance(window, int) and window > 0)
-    return PromptLimits(min(vocab_size, reference.vocab_size), max(1, room), windows, session.options.lengths)
+    lengths = session.options.lengths
+    if reference.is_large:
+        crossed = (*windows, *session.model.ratios)
+        windows = tuple(window for window in crossed if 2 * window + 5 <= FEW_TOKENS)
+        lengths = FEW_LENGTHS if lengths == PROMPT_LENGTHS else lengths
+    return PromptLimits(min(vocab_size, reference.vocab_size), max(1, room), windows, lengths)
 
 
 def _make_case(session: Session, prompt: Prompt, extra: bool = False) -> tuple[Case, Capture]:

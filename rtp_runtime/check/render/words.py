@@ -1,14 +1,40 @@
-"""The sentences that the terminal and the HTML report share."""
+"""The sentences and tables that the terminal and the HTML report share."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from rtp_runtime.check.report import INCONSISTENT, MATCH, NOT_JUDGED, CheckReport, Finding
+from rtp_runtime.check.report import (
+    DRIFT,
+    INCONSISTENT,
+    MATCH,
+    NOT_FINITE,
+    NOT_JUDGED,
+    TIE_FLIP,
+    Cause,
+    CheckReport,
+    Finding,
+    ModeCell,
+)
+
+CAUSES = {
+    "named": "cause",
+    "closest": "closest known mistake, not proven",
+    "unknown": "no known cause",
+    "not judged": "cause not judged",
+}
+SIGNS = {"pass": "✓", "tie": "≈", "wrong": "✗", "not run": "–"}
+
+
+def verdict_sentence(report: CheckReport) -> str:
+    """Verdict, exit status and what stands behind it, in one sentence."""
+    return f"{report.verdict}, exit status {report.exit}: {_lower(headline(report))}"
 
 
 def headline(report: CheckReport) -> str:
-    """The verdict in one sentence."""
+    """What was found, in one sentence."""
     if report.verdict == INCONSISTENT:
         return (
             "The reference disagrees with itself, and none of its paths is confirmed by another: nothing can judge us."
@@ -16,33 +42,74 @@ def headline(report: CheckReport) -> str:
     first = report.first_wrong
     if first is not None:
         layer = f" (layer {first.layer})" if first.layer is not None else ""
-        return f"First wrong: {first.module}{layer}: {first.what}, {size(first)}."
+        drift = "Rounding is worse than the reference's, first in" if report.verdict == DRIFT else "First wrong:"
+        return f"{drift} {first.module}{layer}: {first.what}, {size(first)}."
     if report.verdict == MATCH:
         return "Every sub-block, the logits and all execution modes agree with the reference."
+    if report.verdict == TIE_FLIP:
+        ties = sum(stage.num_ties for stage in report.stages)
+        return f"All agrees with the reference, but for {ties} choices among equals, which may fall either way."
     missing = [item.what for item in report.not_judged if item.required]
-    return f"Nothing differs, but not everything was judged: {', '.join(missing[:4])}."
+    more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+    return f"Nothing differs, but not everything was judged: {', '.join(missing[:4])}{more}."
+
+
+def _lower(sentence: str) -> str:
+    """A sentence that goes on after a colon."""
+    return sentence if sentence[1:2].isupper() else sentence[:1].lower() + sentence[1:]
 
 
 def size(finding: Finding) -> str:
     """An error in words, beside what is allowed."""
-    if not math.isfinite(finding.error):
+    if finding.stage == "text":
+        return "token for token it should be equal"
+    if not math.isfinite(finding.error) or finding.error >= NOT_FINITE:
         return "not comparable"
     if finding.tolerance == 0.0:
         return f"relative error {finding.error:.1e}, none allowed"
+    if finding.stage == "serving":
+        return f"R {finding.error:.2f}, allowed {finding.tolerance:.2f}"
     times = finding.error / finding.tolerance
     return f"error {finding.error:.1e}, {times:,.0f} times the {finding.tolerance:.0e} allowed"
 
 
-def mode_rows(report: CheckReport) -> list[tuple[str, int, float, float]]:
-    """(execution mode, prompts, worst error, tolerance), in the order in which they ran."""
-    rows: dict[str, tuple[int, float, float]] = {}
-    for stage in report.stages:
-        if stage.name != "modes":
-            continue
-        for measure in stage.measures:
-            number, worst, _ = rows.get(measure.column, (0, 0.0, 0.0))
-            rows[measure.column] = (number + 1, max(worst, measure.error), measure.tolerance)
-    return [(name, *values) for name, values in rows.items()]
+def cause_sentence(cause: Cause) -> str:
+    """What made the difference, in a sentence."""
+    words = cause.words or {
+        "unknown": "none of the known mistakes explains it",
+        "not judged": "it was not looked for",
+    }.get(cause.status, cause.kind)
+    return f"{CAUSES[cause.status]}: {words}"
+
+
+def cause_numbers(cause: Cause) -> list[tuple[str, str]]:
+    """The numbers behind a cause, as (name, value)."""
+    named = (
+        ("coefficient of our error on the mistake's effect (1: it is the mistake)", cause.coefficient, ".3f"),
+        ("relative error that remains at the module with the mistake made on both sides", cause.remaining, ".1e"),
+        ("relative size of the mistake's effect there", cause.effect, ".1e"),
+    )
+    return [(name, format(value, form)) for name, value, form in named if value is not None]
+
+
+def mode_matrix(report: CheckReport) -> tuple[list[str], list[tuple[str, dict[str, ModeCell], str]]]:
+    """Prompts, and of each execution mode (name, its cells by prompt, why it was not run at all)."""
+    cells = [cell for stage in report.stages for cell in stage.cells]
+    prompts = list(dict.fromkeys(cell.prompt for cell in cells if cell.prompt))
+    rows: dict[str, dict[str, ModeCell]] = {}
+    for cell in cells:
+        rows.setdefault(cell.mode, {})[cell.prompt] = cell
+    found = [(mode, row, row[""].why if "" in row else "") for mode, row in rows.items()]
+    return sorted(prompts, key=[cell.prompt for cell in cells].index), found
+
+
+def cell_words(cell: ModeCell | None) -> str:
+    """A cell of the matrix in few characters."""
+    if cell is None:
+        return SIGNS["not run"]
+    number = cell.error is not None and cell.result != "not run"
+    size = f" {cell.error:.0e}" if number and cell.error is not None and 0.0 < cell.error < NOT_FINITE else ""
+    return f"{SIGNS[cell.result]}{size}"
 
 
 def reference_rows(report: CheckReport) -> list[tuple[str, float, str]]:
@@ -59,6 +126,7 @@ def coverage_rows(report: CheckReport) -> list[tuple[str, str]]:
     coverage = report.coverage
     lengths = ", ".join(str(prompt["tokens"]) for prompt in coverage.get("prompts", ()))
     rows = [("prompts", f"{len(coverage.get('prompts', ()))}, of {lengths} tokens" if lengths else "none")]
+    rows += _position_rows(coverage)
     for entry in coverage.get("windows", ()):
         rows.append((f"window {entry['window']}", "crossed twice" if entry["crossed_twice"] else "not crossed twice"))
     for entry in coverage.get("compressed", ()):
@@ -72,9 +140,34 @@ def coverage_rows(report: CheckReport) -> list[tuple[str, str]]:
     if experts:
         full = sum(entry["visited"] == entry["of"] for entry in experts.values())
         rows.append(("experts", f"all visited in {full} of {len(experts)} routers"))
+        for name, entry in experts.items():
+            if entry["visited"] < entry["of"]:
+                rows.append((f"experts of {name}", f"{entry['visited']} of {entry['of']} visited"))
+    rows += [(name, _kernel_words(ops)) for name, ops in coverage.get("kernels", {}).items()]
     for kind in coverage.get("layer_kinds", ()):
         rows.append((kind["kind"], f"layers {ranges(kind['layers'])}"))
     return rows
+
+
+def _position_rows(coverage: Mapping[str, Any]) -> list[tuple[str, str]]:
+    positions = coverage.get("positions")
+    if not positions:
+        return []
+    words = f"up to {positions['reached']} of {positions['of']}"
+    if positions["original"] is not None:
+        past = "past" if positions["past_original"] else "not past"
+        words += f", {past} the {positions['original']} that the rotary embedding was stretched from"
+    rows = [("positions", words)]
+    ends = {size: number for size, number in coverage.get("chunk_ends", {}).items() if number}
+    if ends:
+        rows.append(("chunk ends crossed", ", ".join(f"{number} of chunks of {size}" for size, number in ends.items())))
+    return rows
+
+
+def _kernel_words(ops: Mapping[str, list[str]]) -> str:
+    """Which ops were computed by something else than their plain reference."""
+    other = [f"{op} {', '.join(names)}" for op, names in ops.items() if names != ["reference"]]
+    return "; ".join(other) or "the plain reference of every op"
 
 
 def ranges(numbers: list[int]) -> str:
@@ -90,10 +183,14 @@ def ranges(numbers: list[int]) -> str:
 
 def next_step(report: CheckReport) -> str:
     """What to do now."""
-    first = report.first_wrong
+    first, cause = report.first_wrong, report.cause
+    if cause is not None and cause.fix and cause.status in ("named", "closest") and first is not None:
+        return f"Next: {cause.fix}" + ("." if not cause.fix.endswith(".") else "")
     if first is not None:
         if first.stage == "audit":
             return f"Next: compare the tensors with rtp inspect {report.model} --weights"
+        if report.verdict == DRIFT:
+            return f"Next: see in which dtype {first.module} computes, beside the same class of the reference."
         return f"Next: read {first.module} in the plugin beside the same class of the reference."
     if report.verdict == INCONSISTENT:
         return "Next: read the reference's two runs, and check with a version of transformers that is sound."
