@@ -29,7 +29,7 @@ from rtp_runtime.cli.output import say
 from rtp_runtime.env import read_environment
 from rtp_runtime.errors import RtpError, UsageError
 
-COMMANDS = ("enable", "check", "bench", "readiness", "inspect", "generate", "chat", "plugins")
+COMMANDS = ("enable", "check", "bench", "readiness", "regress", "inspect", "generate", "chat", "plugins")
 """The commands of rtp itself, in the order of `rtp --help`. Plugins add others."""
 
 EXIT_ERROR = 2

@@ -37,7 +37,7 @@ class Table:
     def refuse(self, key: str, why: str) -> UsageError:
         """The error for `key`, with its place and, in TOML, its line."""
         place = f"{self.path}.{key}" if self.path and key else self.path or key
-        line = find_line(self.text, place) if self.text else None
+        line = (find_line(self.text, place) or find_line(self.text, self.path)) if self.text else None
         return UsageError(f"{self.file}{f':{line}' if line else ''}: {place}{' ' if place else ''}{why}")
 
     def take(self, key: str, default: Any = REQUIRED) -> Any:
@@ -46,7 +46,9 @@ class Table:
         if key in self.values:
             return self.values[key]
         if default is REQUIRED:
-            raise self.refuse(key, "is missing: give it")
+            near = difflib.get_close_matches(key, self.values.keys() - self._taken, n=1)
+            hint = f"; {near[0]!r} is no key that is known, did you mean {key!r}?" if near else ": give it"
+            raise self.refuse(key, f"is missing{hint}")
         return default
 
     def string(self, key: str, default: Any = REQUIRED, *, choices: Sequence[str] = (), empty: bool = False) -> Any:

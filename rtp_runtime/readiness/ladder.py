@@ -237,7 +237,7 @@ def _judge(workload: Workload, here: list[Shown], points: dict[int, list[Point]]
             broken = workload.broken(point)
             return (FAILED, f"{name}: {'; '.join(broken)}", each) if broken else (REACHED, f"{name}: kept", each)
     if stale is not None:
-        return STALE, f"{name}: stale: {'; '.join(stale.staleness.reasons)}", stale
+        return STALE, f"{name}: stale", stale
     return NO_EVIDENCE, f"{name}: never measured on this hardware profile", None
 
 

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rtp_runtime.errors import PluginError, UnsupportedModelError
+from rtp_runtime.errors import PluginError, UnsupportedModelError, UsageError
 from rtp_runtime.model.checkpoint import resolve_checkpoint
 from rtp_runtime.model.config import CONFIG_FILE, ModelConfig, load_config
 from rtp_runtime.plugins import LoadedPlugin, ModelDefinition, Plugins
@@ -133,7 +133,10 @@ def device_name(device: str) -> str:
     if device.startswith("cuda"):
         import torch
 
-        return str(torch.cuda.get_device_name(device))
+        try:
+            return str(torch.cuda.get_device_name(device))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            raise UsageError(f'device "{device}" cannot be used here: {str(error).splitlines()[0]}') from error
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -42,7 +42,7 @@ class Hardware:
     """A pattern of the machine: host, processors, system."""
 
     def matches(self, conditions: Conditions) -> bool:
-        return _matches(conditions.device, self.device) and _matches(conditions.machine, self.machine)
+        return pattern_matches(conditions.device, self.device) and pattern_matches(conditions.machine, self.machine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,5 +120,6 @@ def _workload(table: Table) -> Workload:
     return Workload(name=name, key=key, limits=given, dtype=dtype)
 
 
-def _matches(value: str, pattern: str) -> bool:
+def pattern_matches(value: str, pattern: str) -> bool:
+    """Whether a name fits a pattern of * and ?, whatever the case of its letters."""
     return fnmatch.fnmatchcase(value.lower(), pattern.lower())

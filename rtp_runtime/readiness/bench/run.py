@@ -244,8 +244,8 @@ def _notes(engine: Engine, runs: Sequence[Run], batch: int, prompt: int, options
     blocks = [batch * count for count in capacity.blocks(prompt + options.new_tokens)]
     state = capacity.plan.extents_for(blocks) * capacity.plan.extent_bytes / MIB
     notes = [
-        f"{batch * prompt} prompt tokens in {run.prefill_steps} steps of at most "
-        f"{engine.config.max_num_batched_tokens} tokens",
+        f"{batch * prompt} prompt tokens in {run.prefill_steps} step{'s' * (run.prefill_steps > 1)} of at "
+        f"most {engine.config.max_num_batched_tokens} tokens",
         f"{state:,.2f} MiB of state",
     ]
     lost = sum(each.preemptions for each in runs)

@@ -1,0 +1,167 @@
+"""A run's record beside its baseline: what is missing on either side, and what is worse by more than is allowed.
+
+Worse by more than the tolerance and by more than the noise of both sides is a regression. Worse by more than the
+tolerance but within the noise cannot be told, and what cannot be told is missing, not green.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rtp_runtime.errors import UsageError
+from rtp_runtime.readiness.metrics import METRICS, VALID, Point, point_name, read_points
+from rtp_runtime.readiness.record import PASS, Record
+from rtp_runtime.readiness.regress.baselines import different_conditions
+from rtp_runtime.readiness.regress.cases import Case
+from rtp_runtime.readiness.regress.report import INCOMPLETE, OK, REGRESSION, Change, Item
+from rtp_runtime.readiness.store import Stored
+from rtp_runtime.readiness.targets import Hardware
+
+NO_BASELINE = "there is no baseline: rtp regress FILE --update writes one"
+
+
+def expected_places(case: Case, kind: str) -> list[str]:
+    """The places that a case promises: stages of its check, points of its bench."""
+    from rtp_runtime.check.options import STAGES
+
+    if kind == "check":
+        return list(case.stages or STAGES)
+    return [point_name((batch, prompt, case.bench.new_tokens)) for batch, prompt in sorted(case.bench.points)]
+
+
+def not_run(case: Case, kind: str, why: str) -> list[Item]:
+    """Every place of a run that failed."""
+    return [
+        Item(case=case.name, kind=kind, place=place, status=INCOMPLETE, why=(f"failed to run: {why}",), measured=False)
+        for place in expected_places(case, kind)
+    ]
+
+
+def compare(case: Case, kind: str, now: Record, base: Stored | None, hardware: Hardware) -> list[Item]:
+    """Every place of a run beside its baseline."""
+    differences = different_conditions(now, base.record, hardware) if base is not None else []
+    why = f"the baseline {base.file if base else ''} was made under other conditions: {'; '.join(differences)}"
+    unusable = NO_BASELINE if base is None else why if differences else ""
+    numbers = base.record.numbers if base is not None and not unusable else {}
+    items = _check_items(case, now, numbers) if kind == "check" else _bench_items(case, now, numbers, base)
+    return [_without_baseline(item, unusable) if unusable else item for item in items]
+
+
+def _without_baseline(item: Item, why: str) -> Item:
+    """A place that nothing can be compared with: only what is wrong on its own remains a regression."""
+    status = REGRESSION if item.status == REGRESSION else INCOMPLETE
+    own = () if item.measured else item.why
+    return Item(
+        case=item.case,
+        kind=item.kind,
+        place=item.place,
+        status=status,
+        why=(*(item.why if status == REGRESSION else own), why),
+        measured=item.measured,
+    )
+
+
+def _check_items(case: Case, now: Record, base: Mapping[str, Any]) -> Iterator[Item]:
+    stages, before = _mapping(now.numbers.get("stages")), _mapping(base.get("stages"))
+    for place in expected_places(case, "check"):
+        stage = _mapping(stages.get(place))
+        status, why, measured = _check_stage(stage, _mapping(before.get(place)), now)
+        yield Item(case=case.name, kind="check", place=place, status=status, why=tuple(why), measured=measured)
+
+
+def _check_stage(stage: Mapping[str, Any], base: Mapping[str, Any], now: Record) -> tuple[str, list[str], bool]:
+    """(status, why, whether it was judged) of one stage."""
+    status = stage.get("status")
+    if status in ("WRONG", "DRIFT"):
+        return REGRESSION, [now.summary], True
+    if status not in ("MATCH", "TIE-FLIP"):
+        missing = ", ".join(stage.get("not_judged") or ["the stage"])
+        return INCOMPLETE, [f"not judged: {missing}"], False
+    if not base:
+        return INCOMPLETE, ["the baseline has no such stage"], True
+    why: list[str] = []
+    if stage.get("measures", 0) < base.get("measures", 0):
+        why.append(f"{stage.get('measures', 0)} quantities were compared, {base['measures']} in the baseline")
+    less = sorted(set(stage.get("not_judged", ())) - set(base.get("not_judged", ())))
+    if less:
+        why.append(f"not judged any more: {', '.join(less)}")
+    return (INCOMPLETE if why else OK), why, True
+
+
+def _bench_items(case: Case, now: Record, base: Mapping[str, Any], stored: Stored | None) -> Iterator[Item]:
+    points = {point.key: point for point in read_points(now.numbers, "this run")}
+    before: dict[tuple[int, int, int], Point] = {}
+    broken = ""
+    if base and stored is not None:
+        try:
+            before = {point.key: point for point in read_points(base, stored.file)}
+        except UsageError as error:
+            broken = str(error)
+    for batch, prompt in sorted(case.bench.points):
+        key = (batch, prompt, case.bench.new_tokens)
+        point, old = points.get(key), before.get(key)
+        changes: tuple[Change, ...] = ()
+        if point is None or point.status != VALID:
+            status, why = INCOMPLETE, "the run has no such point" if point is None else f"{point.status}: {point.why}"
+        elif broken or old is None or old.status != VALID:
+            status, why = INCOMPLETE, broken or _unusable(old)
+        else:
+            changes = tuple(_changes(point, old, case.tolerances))
+            status, why = _judge(changes)
+        yield Item(
+            case=case.name,
+            kind="bench",
+            place=point_name(key),
+            status=status,
+            why=(why,) if why else (),
+            measured=point is not None and point.status == VALID,
+            changes=changes,
+        )
+
+
+def _unusable(old: Point | None) -> str:
+    return "the baseline has no such point" if old is None else f"the baseline's measurement is {old.status}: {old.why}"
+
+
+def _changes(point: Point, old: Point, tolerances: Mapping[str, float]) -> Iterator[Change]:
+    for name, metric in METRICS.items():
+        base, value = old.metrics[name], point.metrics[name]
+        worse = metric.worse_by(value, base) if base > 0.0 else float(value != base)
+        noise = max(point.spread.get(name, 0.0), old.spread.get(name, 0.0))
+        allowed = tolerances[name]
+        status = OK if worse <= allowed else INCOMPLETE if worse <= noise else REGRESSION
+        yield Change(
+            metric=name,
+            value=value,
+            baseline=base,
+            worse_by=round(worse, 4),
+            tolerance=allowed,
+            noise=noise,
+            status=status,
+        )
+
+
+def _judge(changes: tuple[Change, ...]) -> tuple[str, str]:
+    """The status of a point, and the numbers that decide it."""
+    worst = REGRESSION if any(change.status == REGRESSION for change in changes) else INCOMPLETE
+    deciding = [change for change in changes if change.status == worst]
+    if not deciding:
+        return OK, ""
+    words = [
+        f"{change.metric} {METRICS[change.metric].show(change.value)}, baseline "
+        f"{METRICS[change.metric].show(change.baseline)}: {change.worse_by:.0%} worse, allowed {change.tolerance:.0%}"
+        + (f", within the noise of {change.noise:.0%}: not decided" if worst == INCOMPLETE else "")
+        for change in deciding
+    ]
+    return worst, "; ".join(words)
+
+
+def passed(record: Record, items: list[Item]) -> bool:
+    """Whether a record may become a baseline: nothing in it is wrong, and every place was measured."""
+    right = not any(item.status == REGRESSION and not item.changes for item in items)
+    return right and all(item.measured for item in items) and (record.kind == "check" or record.result == PASS)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
