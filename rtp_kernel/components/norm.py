@@ -55,19 +55,21 @@ class RMSNorm(Component):
 
 
 class LayerNorm(Component):
-    """x [..., dim] -> [..., dim]; `weight` [dim] or None, `bias` [dim] or None."""
+    """x [..., dim] -> [..., dim]; `weight` [dim] or None, `bias` [dim] or None. Multiplied by `offset` + w."""
 
-    def __init__(self, dim: int, eps: float, bias: bool = True, weight: bool = True) -> None:
+    def __init__(self, dim: int, eps: float, bias: bool = True, weight: bool = True, offset: float = 0.0) -> None:
         super().__init__()
         self.dim = dim
         self.eps = eps
         self.weight = parameter(dim) if weight else None
         self.bias = parameter(dim) if bias else None
+        self.offset = offset
         self._op: OpFunction = layer_norm
 
     def bind(self, binding: Binding) -> None:
         self._op = binding.op("layer_norm", shapes={"dim": self.dim})
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._op(x, self.weight, self.bias, self.eps)
+        weight = self.weight + self.offset if self.weight is not None and self.offset else self.weight
+        out: Tensor = self._op(x, weight, self.bias, self.eps)
         return out

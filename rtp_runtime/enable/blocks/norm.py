@@ -31,7 +31,8 @@ class Norm(Block):
     def over(self, dim: str) -> str:
         """The constructor for another width."""
         kind = "RMSNorm" if self.kind == "rms" else "LayerNorm"
-        more = ", offset=1.0" if self.offset else ", bias=False" if self.kind == "layer" and not self.bias else ""
+        more = ", bias=False" if self.kind == "layer" and not self.bias else ""
+        more += ", offset=1.0" if self.offset else ""
         more += "" if self.weight else ", weight=False"
         return f"{kind}({dim}, {self.eps}{more})"
 
@@ -45,5 +46,5 @@ class Norm(Block):
 
     def describe(self) -> str:
         kind = "RMSNorm" if self.kind == "rms" else "LayerNorm"
-        weight = " (1 + w)" if self.offset else " with bias" if self.bias else "" if self.weight else " without weight"
-        return f"{kind}{weight}, eps {self.eps}"
+        weight = " (1 + w)" if self.offset else "" if self.weight else " without weight"
+        return f"{kind}{weight}{' with bias' if self.bias else ''}, eps {self.eps}"

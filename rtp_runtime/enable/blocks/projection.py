@@ -66,14 +66,9 @@ def declare_merged(place: Place, merged: str, parts: Parts, total: str, inner: s
 def _sources(place: Place, parts: Parts, total: str, leaf: str, more: list[str]) -> list[str]:
     first = parts[0][0].name
     if not is_fused(parts):
-        return [
-            f"FromCheckpoint({place.source(f'{part.name}.{leaf}')}, {shape([axis, *more])})" for part, axis in parts
-        ]
-    local = place.tensor(
-        first if leaf == "weight" else f"{first}_bias",
-        "FromCheckpoint(",
-        [place.source(f"{first}.{leaf}"), shape([total, *more])],
-    )
+        return [stored(place, part, leaf, [axis, *more]) for part, axis in parts]
+    head, _, inner = stored(place, parts[0][0], leaf, [total, *more]).partition("(")
+    local = place.tensor(first if leaf == "weight" else f"{first}_bias", f"{head}(", [inner.removesuffix(")")])
     sources = []
     for index, (_, axis) in enumerate(parts):
         start = " + ".join(f"{before}.size" for _, before in parts[:index]) or "0"

@@ -10,8 +10,19 @@ from torch import nn
 from rtp_runtime.enable.blocks import Block
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.recognise.attention import is_attention, recognise_attention
+from rtp_runtime.enable.recognise.bridge import is_bridgeable, recognise_bridge
+from rtp_runtime.enable.recognise.lone import (
+    is_lone_activation,
+    is_lone_linear,
+    recognise_lone_activation,
+    recognise_lone_linear,
+)
 from rtp_runtime.enable.recognise.mlp import is_mlp, recognise_mlp
+from rtp_runtime.enable.recognise.moe import is_moe, recognise_moe
 from rtp_runtime.enable.recognise.norm import is_norm, recognise_norm
+from rtp_runtime.enable.recognise.selective import is_selective, recognise_selective
+from rtp_runtime.enable.recognise.short_conv import is_short_conv, recognise_short_conv
+from rtp_runtime.enable.recognise.state_space import is_state_space, recognise_state_space
 from rtp_runtime.enable.recognise.view import View
 
 
@@ -24,9 +35,16 @@ class Recogniser:
 
 
 RECOGNISERS: Sequence[Recogniser] = (
+    Recogniser(is_lone_linear, recognise_lone_linear),
+    Recogniser(is_lone_activation, recognise_lone_activation),
     Recogniser(is_norm, recognise_norm),
     Recogniser(is_attention, recognise_attention),
+    Recogniser(is_state_space, recognise_state_space),
+    Recogniser(is_selective, recognise_selective),
+    Recogniser(is_short_conv, recognise_short_conv),
+    Recogniser(is_moe, recognise_moe),
     Recogniser(is_mlp, recognise_mlp),
+    Recogniser(is_bridgeable, recognise_bridge),
 )
 
 

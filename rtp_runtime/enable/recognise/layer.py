@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from rtp_runtime.enable.blocks import Attention, Block, Mlp
 from rtp_runtime.enable.findings import Layer, Step, UnrecognisedError
-from rtp_runtime.enable.match import combination
+from rtp_runtime.enable.match import combination, same
 from rtp_runtime.enable.recognise.blocks import recognise_block
-from rtp_runtime.enable.recognise.view import View, leaf
+from rtp_runtime.enable.recognise.mlp import gives
+from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
 from rtp_runtime.enable.recording import Call
 
 
@@ -29,9 +31,21 @@ def recognise_layer(view: View, name: str) -> Layer:
     steps = []
     for child in children:
         steps.append(Step(leaf(child.name), _sum(view, child.name, child.inputs[0], values)))
-        values[leaf(child.name)] = child.outputs[0]
+        values[leaf(child.name)] = _own_result(view, child, blocks[leaf(child.name)])
     output = _sum(view, name, call.outputs[0], values)
     return Layer(type(view.module(name)).__name__, blocks, tuple(steps), output)
+
+
+def _own_result(view: View, call: Call, block: Block) -> Tensor:
+    """What a block gives by itself, where the module adds a residual that it was handed."""
+    result = call.outputs[0]
+    if not isinstance(block, Attention | Mlp) or len(call.inputs) < 2:
+        return result
+    for inner in reversed(linears(view.recording.inside(call.name))):
+        out = inner.outputs[0]
+        if out.numel() == result.numel() and not same(out, result) and gives(call, rows(out)):
+            return out.view_as(result)
+    return result
 
 
 def _passes(call: Call) -> bool:

@@ -39,9 +39,10 @@ def recognise_norm(view: View, name: str) -> Norm:
     x = torch.randn(64, width, generator=torch.Generator().manual_seed(1)) * 1e-3
     wanted = module(x)
     for eps in eps_values(view, module):
-        for kind, offset in (("rms", 0.0), ("rms", 1.0), ("layer", 0.0)):
-            found = rms_norm(x, weight, eps, offset) if kind == "rms" else layer_norm(x, weight, bias, eps)
-            if same(found, wanted) and (kind == "layer" or (bias is None and weight is not None)):
+        for kind, offset in (("rms", 0.0), ("rms", 1.0), ("layer", 0.0), ("layer", 1.0)):
+            scaled = weight + offset if kind == "layer" and weight is not None else weight
+            found = rms_norm(x, weight, eps, offset) if kind == "rms" else layer_norm(x, scaled, bias, eps)
+            if same(found, wanted) and (kind == "layer" or bias is None) and not (offset and weight is None):
                 return Norm(kind, eps_code(view, eps), bool(offset), bias is not None, weight is not None)
     raise UnrecognisedError(
         view.label(name), "its output is neither RMSNorm's (w or 1 + w) nor LayerNorm's.", "a norm component of its own"

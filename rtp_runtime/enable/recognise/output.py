@@ -14,6 +14,7 @@ from rtp_runtime.enable.blocks import Projection
 from rtp_runtime.enable.blocks.attention import OutputGate
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import same
+from rtp_runtime.enable.recognise.mlp import gives
 from rtp_runtime.enable.recognise.norm import recognise_norm
 from rtp_runtime.enable.recognise.paths import Tracer
 from rtp_runtime.enable.recognise.view import View, bias_of, is_linear, linears, rows, transposed
@@ -34,9 +35,8 @@ def recognise_output(view: View, name: str, inside: str, call: AttentionCall, ca
         UnrecognisedError: another step stands between.
     """
     attended = rows(call.output)
-    result = rows(view.recording.of(name).outputs[0])
     for out in [each for each in linears(calls) if each.outputs and each.inputs[0].numel() == attended.numel()]:
-        if _adds(view, name, rows(out.outputs[0]), result):
+        if gives(view.recording.of(name), rows(out.outputs[0])):
             fields = _between(view, inside, call, calls, attended, rows(out.inputs[0]))
             if fields is not None:
                 projection = Projection(
@@ -51,13 +51,6 @@ def recognise_output(view: View, name: str, inside: str, call: AttentionCall, ca
         view.label(name),
         "what attention returns does not go through a gate, a norm and one output projection.",
         "the steps between",
-    )
-
-
-def _adds(view: View, name: str, out: Tensor, result: Tensor) -> bool:
-    """Whether the block gives its projection's output, perhaps with a residual that it was handed added to it."""
-    return same(out, result) or any(
-        part.numel() == out.numel() and same(out + rows(part), result) for part in view.recording.of(name).inputs[1:]
     )
 
 
