@@ -128,6 +128,7 @@ def compare_tokens(session: Session, case: Case, ours: tuple[int, ...]) -> Token
 def note_tokens(session: Session, stage: StageResult, case: Case, verdict: TokenVerdict, where: str) -> None:
     """Put a verdict on tokens into the stage."""
     if verdict.tie:
+        stage.num_ties += 1
         stage.notes.append(
             f"TIE-FLIP: {case.name}, new token {verdict.num_equal}: the two best are {verdict.gap:.1e} apart ({where})"
         )

@@ -95,6 +95,7 @@ class ProbeStage:
                 stage.not_judged.append(NotJudged(f"the selection of layer {layer}", why))
         for what in ("experts", "places"):
             if table.num_ties(what):
+                stage.num_ties += table.num_ties(what)
                 stage.notes.append(
                     f"TIE-FLIP: other {what} for {table.num_ties(what)} tokens whose scores are equal within noise"
                 )

@@ -12,6 +12,8 @@ NOT_JUDGED, INCONSISTENT = "NOT-JUDGED", "REFERENCE-INCONSISTENT"
 EXITS = {MATCH: 0, TIE_FLIP: 0, DRIFT: 1, WRONG: 1, NOT_JUDGED: 2, INCONSISTENT: 2}
 SCHEMA_VERSION = "1"
 """Of the JSON form (`report.schema.json`); raised when a key changes its meaning or goes."""
+TOKEN_STAGES = ("greedy", "modes")
+"""Stages whose ties are tokens that came out otherwise; ties inside (experts, places) change no verdict."""
 NOT_FINITE = 1e308
 """Stands in JSON for an error that is not a finite number."""
 
@@ -141,7 +143,7 @@ class Measure:
             "layer": self.layer,
             "column": self.column,
             "error": finite(self.error),
-            "tolerance": self.tolerance,
+            "tolerance": finite(self.tolerance),
             "inputs_agree": self.inputs_agree,
             "worst_token": self.worst_token,
         }
@@ -288,7 +290,7 @@ class CheckReport:
             return worst_verdict(self.failed)
         if any(item.required for item in self.not_judged):
             return NOT_JUDGED
-        return TIE_FLIP if any(stage.num_ties for stage in self.stages) else MATCH
+        return TIE_FLIP if any(stage.num_ties for stage in self.stages if stage.name in TOKEN_STAGES) else MATCH
 
     @property
     def exit(self) -> int:

@@ -121,21 +121,7 @@ class ServingJudge:
         stage.measures.append(Measure("logits", None, "logits R", ratio.measured, math.inf if chooses else allowed))
         if chooses or ratio.measured <= allowed or stage.findings:
             return
-        last = session.order[-1] if session.order else "model"
-        stage.findings.append(
-            Finding(
-                stage="serving",
-                module=last,
-                layer=None,
-                error=ratio.measured,
-                tolerance=allowed,
-                cause=False,
-                what="logits of the whole model: rounding, in units of the reference's",
-                detail="no sub-block does it alone",
-                rank=len(session.order) + 1.0,
-                verdict=DRIFT,
-            )  # fmt: skip
-        )
+        stage.findings.append(_logits_finding(session, ratio.measured, allowed))
 
     def _say_flips(self, stage: StageResult) -> None:
         for key, probe in self._table.probes():
@@ -183,6 +169,21 @@ class ServingJudge:
             f"{good} of {len(ratios)} quantities round no worse in {stage.numbers['serving_dtype']} than the "
             f"reference's; largest R {worst.error:.2f} at {worst.name}, over {self._tokens} tokens"
         )
+
+
+def _logits_finding(session: Session, measured: float, allowed: float) -> Finding:
+    return Finding(
+        stage="serving",
+        module=session.order[-1] if session.order else "model",
+        layer=None,
+        error=measured,
+        tolerance=allowed,
+        what="logits of the whole model: rounding, in units of the reference's",
+        detail="no sub-block does it alone",
+        cause=False,
+        rank=len(session.order) + 1.0,
+        verdict=DRIFT,
+    )
 
 
 def _allowed(floors: dict[str, tuple[str, float]], module: str) -> float:
