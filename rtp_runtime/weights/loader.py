@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +41,7 @@ def load_weights(
     a tensor holds NaN.
     """
     targets = _targets(layout, parameters)
+    plan = _by_targets(plan, targets)
     written = dict.fromkeys(parameters, 0)
     done, total = 0, plan.num_bytes
     with torch.no_grad():
@@ -77,6 +79,21 @@ def _targets(layout: ResolvedLayout, parameters: Mapping[str, Tensor]) -> Target
         for leaf, view in invert(parameter.source, parameters[parameter.name]):
             targets.setdefault(leaf, []).append((parameter.name, view))
     return targets
+
+
+def _by_targets(plan: LoadPlan, targets: Targets) -> LoadPlan:
+    """The reads, each with the slices that targets hold: strides that no view can follow have cut some into rows."""
+    if all(part in targets for read in plan.reads for part in read.slices):
+        return plan
+    by_name: dict[str, list[Slice]] = {}
+    for part in targets:
+        by_name.setdefault(part.name, []).append(part)
+
+    def inside(read: Read, part: Slice) -> bool:
+        return not part.region or read.first <= part.region[0][0] < read.last
+
+    slices = (tuple(part for part in by_name[read.tensor.name] if inside(read, part)) for read in plan.reads)
+    return LoadPlan(tuple(replace(read, slices=held) for read, held in zip(plan.reads, slices, strict=True)))
 
 
 def _place(targets: Targets, read: Read, first: int, last: int) -> Tensor | None:

@@ -18,6 +18,7 @@ from rtp_runtime.weights import (
     Concat,
     Descriptor,
     FromCheckpoint,
+    Interleave,
     Layout,
     Permute,
     Skip,
@@ -43,6 +44,7 @@ DESCRIPTORS: tuple[Descriptor, ...] = (
     Weight(parameter="qk", source=Concat((FromCheckpoint("q", (HEADS, 3)), FromCheckpoint("k", (HEADS, 3))))),
     Weight(parameter="out", source=FromCheckpoint("out", (3, HEADS))),
     Weight(parameter="turned", source=Permute(FromCheckpoint("conv", (5, 4)), (1, 0))),
+    Weight(parameter="turns", source=Interleave(Permute(FromCheckpoint("fused", (2, 3, 4)), (0, 2, 1)), 2, dim=1)),
     Weight(parameter="gate", source=Split(FromCheckpoint("gate_up", (6, 3)), 0, 3)),
     Weight(parameter="up", source=Split(FromCheckpoint("gate_up", (6, 3)), 3, 3)),
     Weight(parameter="experts", source=Stack(FromCheckpoint("e.{expert}", (2, 3)), "expert", Axis("experts", 3))),
@@ -52,7 +54,16 @@ DESCRIPTORS: tuple[Descriptor, ...] = (
     Tie("head", "out"),
     Skip("mtp.*", "no draft model"),
 )
-SHAPES = {"q": (8, 3), "k": (8, 3), "out": (3, 8), "conv": (5, 4), "gate_up": (6, 3), "bias": (3,), "scalar": ()}
+SHAPES = {
+    "q": (8, 3),
+    "k": (8, 3),
+    "out": (3, 8),
+    "conv": (5, 4),
+    "fused": (2, 3, 4),
+    "gate_up": (6, 3),
+    "bias": (3,),
+    "scalar": (),
+}
 
 
 def stored(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
