@@ -1,47 +1,63 @@
-"""The picture of a check: error by layer and module on a log scale against the tolerance, as inline SVG."""
+"""Layer by module as inline SVG: each cell an error as a multiple of what is allowed there, on a log scale."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
-from rtp_runtime.check.report import Measure
+from rtp_runtime.check.report import NOT_FINITE, Measure
 
-CELL_WIDTH, LABEL_WIDTH, CHARACTER, TOP_LABEL_ANGLE = 30, 150, 6.3, 42
+CELL_WIDTH, LABEL_WIDTH, CHARACTER, TOP_LABEL_ANGLE = 30, 64, 6.1, 48
 DECADES = 3
 """Decades below and above the tolerance that the colours tell apart."""
 
-# From far below the tolerance to far above it; the step from green to amber is the tolerance itself.
-SCALE = ("#0b6e4f", "#3a9d6e", "#86c99b", "#f4c95d", "#e07a3f", "#b3261e")
+# Blues up to the tolerance, amber to red beyond it: told apart by those who do not see red and green, too.
+SCALE = ("#1f4e79", "#4a8cc2", "#a9cfe6", "#f6c85f", "#e5793b", "#b3261e")
+HATCH = (
+    '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="absent" width="6" height="6"/><rect class="stripe" width="2" height="6"/></pattern></defs>'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Measures laid out: one row per layer, one column per module."""
 
-    rows: tuple[str, ...]
+    rows: tuple[int, ...]
     columns: tuple[str, ...]
-    cells: dict[tuple[str, str], Measure]
+    cells: dict[tuple[int, str], Measure]
+    unjudged: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """Places of modules that exist and were not judged -> why."""
 
 
-def make_grid(measures: Sequence[Measure]) -> Grid:
-    """Lay out the measures in execution order; of several on one place the worst is shown."""
-    rows: dict[str, None] = {}
-    columns: dict[str, None] = {}
-    cells: dict[tuple[str, str], Measure] = {}
+def make_grid(measures: Sequence[Measure], unjudged: Mapping[str, str] | None = None) -> Grid:
+    """Lay out the measures in execution order; of several on one place the worst is shown.
+
+    `unjudged`: dotted name of a module inside a layer -> why it was not judged.
+    """
+    cells: dict[tuple[int, str], Measure] = {}
+    prefixes: dict[str, int] = {}
     for measure in measures:
         if measure.layer is None:
             continue
-        place = (f"layer {measure.layer}", measure.column)
-        rows[place[0]] = columns[place[1]] = None
+        place = (measure.layer, measure.column)
         if place not in cells or measure.error > cells[place].error:
             cells[place] = measure
-    return Grid(tuple(rows), tuple(_in_order(measures, columns)), cells)
+        if measure.column == "layer":
+            prefixes[measure.name] = measure.layer
+    missing: dict[tuple[int, str], str] = {}
+    for name, why in (unjudged or {}).items():
+        prefix = next((prefix for prefix in prefixes if name.startswith(f"{prefix}.")), None)
+        if prefix is not None:
+            missing[prefixes[prefix], name.removeprefix(f"{prefix}.")] = why
+    columns = _in_order(measures)
+    columns += [column for column in dict.fromkeys(column for _, column in missing) if column not in columns]
+    return Grid(tuple(sorted({layer for layer, _ in cells})), tuple(columns), cells, missing)
 
 
-def _in_order(measures: Sequence[Measure], columns: dict[str, None]) -> list[str]:
+def _in_order(measures: Sequence[Measure]) -> list[str]:
     """Columns as the layers execute them: a layer of another kind puts its own where they fall in it."""
     order: list[str] = []
     for layer in dict.fromkeys(measure.layer for measure in measures if measure.layer is not None):
@@ -52,82 +68,121 @@ def _in_order(measures: Sequence[Measure], columns: dict[str, None]) -> list[str
             else:
                 order.insert(place, column)
                 place += 1
-    return [column for column in order if column in columns]
+    return order
 
 
 def severity(error: float, tolerance: float) -> float:
     """log10(error / tolerance), clipped to the decades of the scale; 0 is exactly at the tolerance."""
     if error == 0.0:
         return -float(DECADES)
-    if not math.isfinite(error):
+    if not math.isfinite(error) or error >= NOT_FINITE or tolerance <= 0.0:
         return float(DECADES)
     return max(-DECADES, min(DECADES, math.log10(error / tolerance)))
 
 
-def colour(error: float, tolerance: float) -> str:
-    """The colour of an error: greens up to the tolerance, amber to red beyond it."""
-    value = severity(error, tolerance)
+def colour(error: float, tolerance: float, decades: float = DECADES) -> str:
+    """The colour of an error: blues up to the tolerance, amber to red beyond it; `decades`: of each half."""
+    value = severity(error, tolerance) / decades
     if value <= 0:
-        return SCALE[min(2, int((value + DECADES) / DECADES * 3))]
-    return SCALE[3 + min(2, int(value / DECADES * 3))]
+        return SCALE[min(2, max(0, int((value + 1) * 3)))]
+    return SCALE[3 + min(2, int(value * 3))]
 
 
-def draw_heatmap(measures: Sequence[Measure], first_wrong: tuple[str, int | None] | None) -> str:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a map is drawn. `unit`: what an error is called in its cell's words."""
+
+    unit: str = "relative error"
+    decades: float = DECADES
+    height: int = 26
+
+
+def draw_heatmap(
+    measures: Sequence[Measure],
+    first_wrong: tuple[str, int | None] | None,
+    unjudged: Mapping[str, str] | None = None,
+    look: Look | None = None,
+) -> str:
     """The SVG, or an empty string when nothing stands in a layer. `first_wrong`: module and layer to be framed."""
-    grid = make_grid(measures)
+    grid = make_grid(measures, unjudged)
     if not grid.rows:
         return ""
-    height = 26 if len(grid.rows) <= 12 else 18 if len(grid.rows) <= 40 else 11
+    height = 26 if len(grid.rows) <= 12 else 18 if len(grid.rows) <= 30 else 11
+    look = Look(look.unit, look.decades, height) if look else Look(height=height)
     longest = max(map(len, grid.columns))
-    top = int(longest * CHARACTER * math.sin(math.radians(TOP_LABEL_ANGLE))) + 22
+    top = int(longest * CHARACTER * math.sin(math.radians(TOP_LABEL_ANGLE))) + 18
     right = int(longest * CHARACTER * math.cos(math.radians(TOP_LABEL_ANGLE)))
     width = LABEL_WIDTH + CELL_WIDTH * len(grid.columns) + right
-    wrong = (measure for measure in measures if (measure.name, measure.layer) == first_wrong and not measure.ok)
+    wrong = (m for m in measures if (m.name, m.layer) == first_wrong and not m.ok)
     first = next(wrong, None)
-    parts = [_column_label(name, place, top) for place, name in enumerate(grid.columns)]
-    for row, label in enumerate(grid.rows):
+    parts = [HATCH, *(_column_label(name, place, top) for place, name in enumerate(grid.columns))]
+    for row, layer in enumerate(grid.rows):
         y = top + row * height
-        parts.append(
-            f'<text class="label" x="{LABEL_WIDTH - 10}" y="{y + height * 0.7:.0f}" text-anchor="end">'
-            f"{escape(label)}</text>"
-        )
+        if height >= 14 or layer % 5 == 0 or (first is not None and first.layer == layer):
+            parts.append(
+                f'<text class="label" x="{LABEL_WIDTH - 8}" y="{y + height / 2:.1f}" text-anchor="end" '
+                f'dominant-baseline="central">layer {layer}</text>'
+            )
         for column, name in enumerate(grid.columns):
-            measure = grid.cells.get((label, name))
-            framed = measure is not None and measure is first
-            parts.append(_cell(measure, LABEL_WIDTH + column * CELL_WIDTH, y, height, framed))
-    total = top + height * len(grid.rows) + 8
+            parts.append(_cell(grid, (layer, name), (LABEL_WIDTH + column * CELL_WIDTH, y), first, look))
+    total = top + height * len(grid.rows) + 6
     return (
         f'<svg class="heatmap" viewBox="0 0 {width} {total}" width="{width}" height="{total}" role="img" '
-        f'aria-label="Relative error by layer and module">{"".join(parts)}</svg>'
+        f'aria-label="{look.unit} by layer and module">{"".join(parts)}</svg>'
     )
 
 
 def _column_label(name: str, place: int, top: int) -> str:
-    x, y = LABEL_WIDTH + place * CELL_WIDTH + CELL_WIDTH / 2, top - 8
+    x, y = LABEL_WIDTH + place * CELL_WIDTH + CELL_WIDTH / 2, top - 6
     return f'<text class="label" transform="translate({x:.0f},{y}) rotate(-{TOP_LABEL_ANGLE})">{escape(name)}</text>'
 
 
-def _cell(measure: Measure | None, x: int, y: int, height: int, framed: bool) -> str:
-    box = f'x="{x + 1}" y="{y + 1}" width="{CELL_WIDTH - 2}" height="{height - 2}" rx="3"'
+def _cell(grid: Grid, place: tuple[int, str], corner: tuple[int, int], first: Measure | None, look: Look) -> str:
+    measure, (x, y) = grid.cells.get(place), corner
+    gap = 1 if look.height >= 14 else 0.5
+    box = f'x="{x + 1}" y="{y + gap}" width="{CELL_WIDTH - 2}" height="{look.height - 2 * gap}" rx="2"'
     if measure is None:
-        return f'<rect class="absent" {box}/>'
-    mark = ' class="first"' if framed else ""
+        why = grid.unjudged.get(place)
+        if why is None:
+            return f'<rect class="absent" {box}/>'
+        return f'<rect fill="url(#hatch)" {box}><title>{escape(f"{place[1]}: not judged: {why}")}</title></rect>'
     note = "" if measure.ok or measure.inputs_agree else " – its inputs differ already"
-    title = f"{measure.name} ({measure.column}): {measure.error:.2e}, allowed {measure.tolerance:.0e}{note}"
-    return f'<rect{mark} {box} fill="{colour(measure.error, measure.tolerance)}"><title>{escape(title)}</title></rect>'
+    size = "not finite, or of another shape" if measure.error >= NOT_FINITE else f"{measure.error:.2e}"
+    title = f"{measure.name} ({measure.column}): {look.unit} {size}, allowed {measure.tolerance:.3g}{note}"
+    fill = colour(measure.error, measure.tolerance, look.decades)
+    classes = "first" if measure is first else "follows" if note else ""
+    mark = f' class="{classes}"' if classes else ""
+    cell = f'<rect{mark} {box} fill="{fill}"><title>{escape(title)}</title></rect>'
+    if not measure.ok and measure.inputs_agree and look.height >= 18:
+        centre = f'cx="{x + CELL_WIDTH / 2}" cy="{y + look.height / 2}"'
+        cell += f'<circle class="root" {centre} r="3.5"/>'
+    return cell
 
 
-def draw_legend() -> str:
-    """The colour scale as SVG."""
-    texts = ("10⁻³", "10⁻²", "10⁻¹", "tolerance", "10×", "100×", "1000×")
-    width = 62
+def draw_legend(texts: Sequence[str] = ("10⁻³", "10⁻²", "10⁻¹", "allowed", "10×", "100×", "1000×")) -> str:
+    """The colour scale as SVG, with the signs that cells may bear. `texts`: of the edges, seven."""
+    width, x = 58, 26
     boxes = "".join(
-        f'<rect x="{20 + place * width}" y="4" width="{width - 2}" height="12" rx="2" fill="{fill}"/>'
+        f'<rect x="{x + place * width}" y="4" width="{width - 2}" height="12" rx="2" fill="{fill}"/>'
         for place, fill in enumerate(SCALE)
     )
     labels = "".join(
-        f'<text class="label" x="{20 + place * width}" y="32" text-anchor="middle">{text}</text>'
+        f'<text class="label" x="{x + place * width - 1}" y="31" text-anchor="middle">{text}</text>'
         for place, text in enumerate(texts)
     )
-    total = 40 + width * len(SCALE)
-    return f'<svg class="legend" width="{total}" height="38" role="img" aria-label="Colour scale">{boxes}{labels}</svg>'
+    x += width * len(SCALE) + 40
+    signs = ""
+    for fill, words, step in (
+        ('fill="url(#hatch)"', "not judged", 104),
+        ('class="absent"', "no such module", 132),
+        (f'fill="{SCALE[4]}"', "inputs agree: here", 150),
+        (f'class="follows" fill="{SCALE[4]}"', "a consequence", 130),
+    ):
+        signs += f'<rect {fill} x="{x}" y="4" width="18" height="12" rx="2"/>'
+        signs += f'<circle class="root" cx="{x + 9}" cy="10" r="3"/>' if words.startswith("inputs") else ""
+        signs += f'<text class="label" x="{x + 24}" y="10" dominant-baseline="central">{words}</text>'
+        x += step
+    return (
+        f'<svg class="legend" viewBox="0 0 {x} 38" width="{x}" height="38" role="img" aria-label="Colour scale">'
+        f"{HATCH}{boxes}{labels}{signs}</svg>"
+    )

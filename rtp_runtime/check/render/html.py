@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from rtp_runtime.check.render.heatmap import draw_heatmap, draw_legend
-from rtp_runtime.check.render.words import coverage_rows, headline, mode_rows, next_step, reference_rows, size
-from rtp_runtime.check.report import NOT_FINITE, CheckReport, Finding, Measure
+from rtp_runtime.check.render.heatmap import Look, draw_heatmap, draw_legend
+from rtp_runtime.check.render.plots import draw_curve
+from rtp_runtime.check.render.words import (
+    CAUSES,
+    cause_numbers,
+    cell_words,
+    coverage_rows,
+    headline,
+    mode_matrix,
+    next_step,
+    reference_rows,
+    size,
+)
+from rtp_runtime.check.report import NOT_FINITE, CheckReport, Curve, Finding, Measure, StageResult
 
-MAX_FINDINGS = 16
+MAX_FINDINGS, MAX_NOTES = 16, 40
+R_EDGES = ("0.13", "0.27", "0.58", "allowed", "2.2×", "4.6×", "10×")
+SHOWN_CONDITIONS = frozenset(
+    {"dtype", "device", "seed", "fingerprint", "logits_tolerance", "thresholds", "reference_paths"}
+    | {"reference_inconsistent", "reference_set_aside", "reference_worst_module"}
+)
+"""Conditions that have places of their own; all others are listed as they are."""
 
 
 def render_html(report: CheckReport) -> str:
@@ -16,37 +35,72 @@ def render_html(report: CheckReport) -> str:
     import jinja2
 
     loader = jinja2.PackageLoader("rtp_runtime.check.render", "templates")
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"error": show_error, "size": size}
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters |= {"error": show_error, "size": size, "cell": cell_words}
     return environment.get_template("report.html.j2").render(_variables(report))
 
 
 def show_error(value: float) -> str:
     """An error in few characters."""
-    return f"{value:.1e}" if value < NOT_FINITE else "–"
+    return "–" if not value < NOT_FINITE else "0" if value == 0.0 else f"{value:.1e}"
 
 
 def _variables(report: CheckReport) -> dict[str, Any]:
-    first = report.first_wrong
-    probes = next((stage.measures for stage in report.stages if stage.name == "probes"), [])
-    failed = report.failed
+    first, failed = report.first_wrong, report.failed
+    probes, serving = _stage(report, "probes"), _stage(report, "serving")
+    place = (first.module, first.layer) if first else None
+    prompts, modes = mode_matrix(report)
+    rounding = [_without_r(measure) for measure in serving.measures]
     return {
         "report": report,
         "headline": headline(report),
-        "next_step": next_step(report),
+        "next_step": next_step(report).removeprefix("Next: "),
         "first": first,
+        "cause_label": CAUSES[report.cause.status] if report.cause else "",
+        "cause_numbers": cause_numbers(report.cause) if report.cause else [],
         "failed": _shown(failed),
         "num_more": max(0, len(failed) - MAX_FINDINGS),
-        "heatmap": draw_heatmap(probes, (first.module, first.layer) if first else None),
+        "heatmap": draw_heatmap(probes.measures, place, _unjudged(probes)),
         "legend": draw_legend(),
-        "outside": [measure for measure in probes if measure.layer is None],
-        "worst": _worst(probes),
-        "modes": mode_rows(report),
+        "rounding": draw_heatmap(rounding, place, _unjudged(serving), Look("R", decades=1)),
+        "rounding_legend": draw_legend(R_EDGES),
+        "serving": serving,
+        "plots": [(curve, draw_curve(curve)) for curve in _curves(report)],
+        "outside": [measure for measure in probes.measures if measure.layer is None],
+        "worst": _worst(probes.measures),
+        "prompts": prompts,
+        "modes": modes,
         "reference_paths": reference_rows(report),
         "worst_reference": report.conditions.get("reference_worst_module"),
         "coverage": coverage_rows(report),
-        "notes": [note for stage in report.stages for note in stage.notes],
+        "thresholds": report.conditions.get("thresholds", []),
+        "notes": [note for stage in report.stages for note in stage.notes][:MAX_NOTES],
+        "conditions": [(name, value) for name, value in report.conditions.items() if name not in SHOWN_CONDITIONS],
     }
+
+
+def _stage(report: CheckReport, name: str) -> StageResult:
+    return next((stage for stage in report.stages if stage.name == name), StageResult(name))
+
+
+def _without_r(measure: Measure) -> Measure:
+    """In a map of R alone the columns need not say so."""
+    return replace(measure, column=measure.column.removesuffix(" R"))
+
+
+def _unjudged(stage: StageResult) -> dict[str, str]:
+    return {item.what: item.why for item in stage.not_judged}
+
+
+def _curves(report: CheckReport) -> Sequence[Curve]:
+    """The accused module's first, then modes that are wrong, logits, and what came closest to its tolerance."""
+    curves = [curve for stage in report.stages for curve in stage.curves if curve.positions]
+    first = report.first_wrong
+    accused = [curve for curve in curves if first is not None and curve.name == first.module]
+    modes = [curve for stage in report.stages if stage.name == "modes" for curve in stage.curves if curve.positions]
+    logits = [curve for curve in curves if curve.name == "logits" and curve not in modes]
+    rest = [curve for curve in curves if curve not in accused and curve not in modes and curve not in logits]
+    return [*accused, *modes, *logits, *rest]
 
 
 def _shown(failed: list[Finding]) -> list[Finding]:

@@ -25,6 +25,7 @@ CAUSES = {
     "unknown": "no known cause",
     "not judged": "cause not judged",
 }
+WITHOUT_WORDS = {"unknown": "none of the known mistakes explains it", "not judged": "it was not looked for"}
 SIGNS = {"pass": "✓", "tie": "≈", "wrong": "✗", "not run": "–"}
 
 
@@ -75,10 +76,7 @@ def size(finding: Finding) -> str:
 
 def cause_sentence(cause: Cause) -> str:
     """What made the difference, in a sentence."""
-    words = cause.words or {
-        "unknown": "none of the known mistakes explains it",
-        "not judged": "it was not looked for",
-    }.get(cause.status, cause.kind)
+    words = cause.words or WITHOUT_WORDS.get(cause.status, cause.kind)
     return f"{CAUSES[cause.status]}: {words}"
 
 
