@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rtp_runtime.errors import UnsupportedModelError
 from rtp_runtime.state import PagedState, SlotState, StateDescriptor, WindowState
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 NUM_TOKENS = 4
 """Of the run on the meta device."""
-Experts = Literal["fused", "apart"]
-FUSED_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""transformers' fused parameters of experts -> the tensors of each expert on the hub."""
+Parts = Mapping[str, Sequence[str]]
+"""Name of a parameter in the block -> names of the equal parts that checkpoints hold in its place, joined along their
+rows; names with `{expert}` are of each expert, and are stacked besides."""
 
 
 def bridged_weights(
@@ -25,28 +25,37 @@ def bridged_weights(
     config: Any,
     *args: Any,
     prefix: str,
-    layers: Sequence[int] | None = None,
-    experts: Experts = "fused",
+    over: Mapping[str, Sequence[int]] | None = None,
+    renames: Mapping[str, str] | None = None,
+    parts: Parts | None = None,
+    hub: str | None = None,
 ) -> tuple[Weight, ...]:
     """A descriptor for each parameter and stored buffer of the block, which is made as `target(config, *args)`.
 
     Args:
         prefix: the block's place, with the dot at its end, e.g. "model.layers.{layer}.mlp.".
-        layers: which `{layer}` there are.
-        experts: whether a checkpoint holds all experts in one tensor, or each expert's apart.
+        over: which `{layer}` there are, as in `Weight`.
+        renames: names in the block that checkpoints call otherwise.
+        parts: parameters that checkpoints hold in parts.
+        hub: the block's place in checkpoints, where that is not `prefix`.
 
     Raises:
         UnsupportedModelError: the target is no block of the installed transformers.
     """
-    over = {"layer": layers} if layers is not None else {}
+    tensors = _block(target, config, *args).state_dict()
     return tuple(
-        Weight(parameter=prefix + name, source=_source(prefix + name, tensor, experts), over=over, dtype=_dtype(tensor))
-        for name, tensor in _block(target, config, *args).state_dict().items()
+        Weight(
+            parameter=prefix + name,
+            source=_source(hub or prefix, (renames or {}).get(name, name), tensor, (parts or {}).get(name, ())),
+            over=over or {},
+            dtype=_dtype(tensor),
+        )
+        for name, tensor in tensors.items()
     )
 
 
 def bridged_states(
-    target: str, config: Any, layer: int, *, rotary: str | None = None, window: int | None = None
+    target: str, config: Any, layer: int = 0, *, rotary: str | None = None, window: int | None = None
 ) -> Mapping[str, StateDescriptor]:
     """The states of a bridged attention or recurrence, as its first run of a new request makes them.
 
@@ -138,14 +147,12 @@ def _dtype(tensor: Tensor) -> str:
     return "model" if name == "bfloat16" else name
 
 
-def _source(name: str, tensor: Tensor, experts: Experts) -> Source:
+def _source(prefix: str, name: str, tensor: Tensor, parts: Sequence[str]) -> Source:
     shape = tuple(tensor.shape)
-    place, _, leaf = name.rpartition(".")
-    if experts == "fused" or leaf not in FUSED_EXPERTS or len(shape) != 3:
-        return FromCheckpoint(name, shape)
-    count, rows, columns = shape
-    parts = FUSED_EXPERTS[leaf]
-    tensors = tuple(
-        FromCheckpoint(f"{place}.{{expert}}.{part}.weight", (rows // len(parts), columns)) for part in parts
-    )
-    return Stack(Concat(tensors) if len(tensors) > 1 else tensors[0], "expert", Axis("experts", count))
+    if not parts:
+        return FromCheckpoint(prefix + name, shape)
+    stacked = "{expert}" in parts[0]
+    count, rows, *rest = shape if stacked else (1, *shape)
+    tensors = tuple(FromCheckpoint(prefix + part, (rows // len(parts), *rest)) for part in parts)
+    joined = Concat(tensors) if len(tensors) > 1 else tensors[0]
+    return Stack(joined, "expert", Axis("experts", count)) if stacked else joined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from rtp_runtime.errors import ModelError, UnsupportedModelError
 
 CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")
 """What versions of transformers call a cache."""
+TABLES = "position_embeddings"
 
 
 class Bridged(Component):
@@ -84,31 +85,34 @@ class BridgedRotary(Bridged):
 class BridgedMixer(Bridged):
     """Attention or recurrence of transformers, one request after another, over states in our pools.
 
-    `views` are the layer's, as `bridged_states` declares them. `window`: of attention that sees the last tokens only.
+    `states`: names of its states, as `bridged_states` declares them. `window`: of attention that sees the last tokens.
     """
 
-    def __init__(self, target: str, config: Any, layer: int, *, window: int | None = None) -> None:
+    def __init__(
+        self, target: str, config: Any, layer: int, *, states: Sequence[str], window: int | None = None
+    ) -> None:
         super().__init__(target, config, layer)
+        self.states = tuple(states)
         self.window = window
         self._names = argument_names(self.block)
 
-    def forward(
-        self,
-        x: Tensor,
-        batch: ForwardBatch,
-        views: Mapping[str, StateView],
-        position_embeddings: tuple[Tensor, ...] = (),
-    ) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; padding rows give zeros. `position_embeddings`: those of `BridgedRotary`."""
+    def forward(self, x: Tensor, *given: Any) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; padding rows give zeros.
+
+        `given`: the rotary tables, each [T, …], if the block takes them; the ForwardBatch; a StateView for each state.
+        """
+        tables: tuple[Tensor, ...] = given[0] if TABLES in self._names else ()
+        batch, *bound = given[1:] if TABLES in self._names else given
+        views = dict(zip(self.states, bound, strict=True))
         out = torch.zeros_like(x)
         for request, pieces in _requests(batch, views):
             slots = _read_slots(batch, views, request, pieces[0][0].first)
             for piece, copies in pieces:
                 states = RequestStates(views, batch, piece, self.window, slots)
                 rows = slice(piece.rows.start, piece.rows.stop)
-                tables = tuple(table[rows][None] for table in position_embeddings)
-                given = {"states": states, "tables": tables, "positions": batch.positions[..., rows]}
-                out[rows] = self._run(x[rows][None], given)[0]
+                here = tuple(table[rows][None] for table in tables)
+                more = {"states": states, "tables": here, "positions": batch.positions[..., rows]}
+                out[rows] = self._run(x[rows][None], more)[0]
                 self._check_written(states)
                 _write_slots(views, slots, copies)
         return out
@@ -116,7 +120,7 @@ class BridgedMixer(Bridged):
     def _run(self, x: Tensor, given: Mapping[str, Any]) -> Tensor:
         states: RequestStates = given["states"]
         arguments = {
-            "position_embeddings": given["tables"] if len(given["tables"]) != 1 else given["tables"][0],
+            TABLES: given["tables"] if len(given["tables"]) != 1 else given["tables"][0],
             "attention_mask": causal_mask(states, x) if KEY in states.views else None,
             "position_ids": given["positions"][None],
             "cache_position": torch.arange(states.piece.first, states.piece.end, device=x.device),
@@ -138,7 +142,7 @@ class BridgedMixer(Bridged):
 def argument_names(block: nn.Module) -> frozenset[str]:
     """Names of the arguments of the block's forward after the first. Raises UnsupportedModelError for unknown needs."""
     parameters = list(inspect.signature(type(block).forward).parameters.values())[2:]
-    known = {"position_embeddings", "attention_mask", "position_ids", "cache_position", "use_cache", *CACHES}
+    known = {TABLES, "attention_mask", "position_ids", "cache_position", "use_cache", *CACHES}
     for parameter in parameters:
         required = parameter.default is inspect.Parameter.empty and parameter.kind not in (
             inspect.Parameter.VAR_KEYWORD,

@@ -154,7 +154,8 @@ def _recognise(reference: Reference, recording: Recording, config: ModelConfig) 
 
     view = View(reference, recording)
     decoder = recognise_decoder(view)
-    check_tables(view, config)
+    if decoder.rope is None or decoder.rope.target is None:
+        check_tables(view, config)
     return dataclasses.replace(decoder, pinned=find_pins(reference, config.hf))
 
 

@@ -40,6 +40,14 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Program:
+    """Steps outside the layers; the result is a sum of their values."""
+
+    steps: tuple[Step, ...]
+    output: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Kind:
     """A kind of layers: one program, with a class of its own in the model file."""
 
@@ -92,16 +100,24 @@ class Decoder:
     model_name: str
     embedding_name: str
     layers_name: str
-    norm_name: str
     head_name: str
     head_bias: bool
     kinds: tuple[Kind, ...]
     parts: tuple[Part, ...]
     states: ByLayer
     """Of each layer: name -> code of the descriptor."""
-    final_norm: Norm
+    outer: Mapping[str, Block]
+    """Modules beside the layers but for the embedding of tokens, by attribute name."""
+    before: Program
+    """From "tokens", the embedded ids, to what the first layer is given."""
+    after: Program
+    """From "hidden", what the last layer gave, to what the head is given."""
     rope: Rope | None
     tied: bool
+    embedding_dim: str = "config.hidden_size"
+    head_dim: str = "config.hidden_size"
+    outer_renames: Mapping[str, str] = field(default_factory=dict)
+    """Whole names of parameters outside the layers that checkpoints call otherwise."""
     embedding_class: str | None = None
     embedding_scale: str | None = None
     hidden_scale: str | None = None
@@ -109,6 +125,8 @@ class Decoder:
     logit_soft_cap: str | None = None
     residual_factors: dict[float, str] = field(default_factory=dict)
     """Factor seen in the small copy -> its code."""
+    wide_stream: bool = False
+    """The residual stream is added up in float32 whatever the model's dtype."""
     pinned: dict[str, object] = field(default_factory=dict)
     """Config keys that the reference reads and the model file does not, with the value it was written for."""
 

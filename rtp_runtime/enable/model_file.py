@@ -99,7 +99,7 @@ class _KindCode:
         self.init = [line for step in kind.steps for line in _make(kind, step.name)]
         codes = [code for value, code in d.residual_factors.items() if value in used]
         self.init += [f"self.{_attribute(code)} = {code}" for code in dict.fromkeys(codes)]
-        self.forward = layer_forward(kind, factors, direct)
+        self.forward = layer_forward(kind, factors, direct, wide=d.wide_stream)
 
 
 def _by_layer(kind: Kind) -> bool:
@@ -152,7 +152,8 @@ def _tables(d: Decoder, sizes: Sizes) -> list[str]:
 
 def _model_forward(d: Decoder, direct: tuple[str, ...]) -> list[str]:
     scaled = " * self.hidden_scale" if d.hidden_scale else ""
-    lines = [f"hidden = self.{d.embedding_name}(batch.input_ids){scaled}  # [tokens, hidden]"]
+    wide, what = (".float()", "[tokens, hidden], added up in float32") if d.wide_stream else ("", "[tokens, hidden]")
+    lines = [f"hidden = self.{d.embedding_name}(batch.input_ids){wide}{scaled}  # {what}"]
     given = {name: name for name in _arguments(d, direct)} | {name: f'views["{name}"]' for name in direct}
     if d.rope and d.rope.by_layer_type:
         tables = f"{{kind: table(batch.positions) for kind, table in self.{d.rope.name}.items()}}"

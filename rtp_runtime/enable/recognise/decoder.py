@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import torch
 from torch import nn
 
 from rtp_runtime.enable.blocks import Attention
 from rtp_runtime.enable.blocks.bridge import BridgedMixing
 from rtp_runtime.enable.findings import Decoder, Layer, Rope, UnrecognisedError
-from rtp_runtime.enable.match import combination, same
+from rtp_runtime.enable.match import same
+from rtp_runtime.enable.recognise.ends import recognise_ends
 from rtp_runtime.enable.recognise.kinds import find_kinds, find_parts, find_states, merge_blocks
 from rtp_runtime.enable.recognise.layer import recognise_layer
 from rtp_runtime.enable.recognise.norm import recognise_norm
+from rtp_runtime.enable.recognise.stream import keeps_wide_stream
 from rtp_runtime.enable.recognise.view import View, leaf, rows
 from rtp_runtime.enable.recording import Call
 
@@ -33,27 +33,20 @@ def recognise_decoder(view: View) -> Decoder:
     embedding = _embedding(view, base)
     outer = [call for call in view.recording.children(base) if not call.name.startswith(layers_name)]
     norm_call = _final_norm(view, outer, layer_calls[-1])
-    head, logit_scale, logit_cap = _head(view, norm_call)
+    head, logit_scale, logit_cap = _head(view, norm_call, base)
     module = view.reference.model
     return Decoder(
         architecture=type(module).__name__,
         model_class=type(view.module(base)).__name__,
         model_name=base,
-        embedding_name=leaf(embedding.name),
         layers_name=leaf(layers_name),
-        norm_name=leaf(norm_call.name),
-        head_name=head.name,
-        head_bias=head.module.bias is not None,
         kinds=find_kinds(view, layers),
         parts=find_parts(view, layers, [call.name for call in layer_calls]),
         states=find_states(view, each),
-        final_norm=recognise_norm(view, norm_call.name),
         rope=_rope(view, each),
-        tied=head.module.weight is embedding.module.weight,
-        logit_scale=logit_scale,
-        logit_soft_cap=logit_cap,
         residual_factors=_factors(view, layer_calls, each),
-        **_scales(view, base, embedding, layer_calls[0]),
+        wide_stream=keeps_wide_stream(view, layer_calls[0].name),
+        **recognise_ends(view, base, layer_calls),
     )
 
 
@@ -75,70 +68,6 @@ def _layers(view: View) -> list[Call]:
         type(view.reference.model).__name__,
         f"no list of {depth} layers ran once each, in order.",
         "that order of layers",
-    )
-
-
-def _embedding(view: View, base: str) -> Call:
-    for call in view.recording.children(base):
-        if isinstance(call.module, nn.Embedding) and torch.equal(call.inputs[0], view.recording.ids):
-            return call
-    raise UnrecognisedError(view.label(base), "no embedding of the token ids was seen.", "embeddings made another way")
-
-
-def _scales(view: View, base: str, embedding: Call, first: Call) -> dict[str, Any]:
-    """Factors between the embedding's rows, its output, and what the first layer is given."""
-    table: Any = embedding.module.weight
-    row = table[view.recording.ids]
-    found = {}
-    keys = view.keys_of(view.module(base), "hidden_size")
-    for name, before, after in (
-        ("embedding_scale", row, embedding.outputs[0]),
-        ("hidden_scale", embedding.outputs[0], first.inputs[0]),
-    ):
-        factors = combination(after, {"x": before.detach()})
-        if factors is None:
-            raise UnrecognisedError(
-                view.label(embedding.name),
-                "more than a factor stands between it and the first layer.",
-                "those steps (learned positions?)",
-            )
-        if factors["x"] != 1.0:
-            found[name] = view.express(factors["x"], keys, view.label(base), "the factor of its embeddings").code
-    if "embedding_scale" in found:
-        found["embedding_class"] = type(embedding.module).__name__
-    return found
-
-
-def _final_norm(view: View, outer: list[Call], last: Call) -> Call:
-    for call in outer:
-        if call.inputs and call.inputs[0].shape == last.outputs[0].shape and same(call.inputs[0], last.outputs[0]):
-            return call
-    raise UnrecognisedError(
-        view.label(last.name), "no final norm was given its output.", "whatever follows the last layer"
-    )
-
-
-def _head(view: View, norm: Call) -> tuple[Call, str | None, str | None]:
-    """The output head, the factor of its logits and their soft cap."""
-    heads = [call for call in view.recording.children("") if isinstance(call.module, nn.Linear)]
-    block = type(view.reference.model).__name__
-    if len(heads) != 1:
-        raise UnrecognisedError(block, f"it has {len(heads)} output heads.", "one")
-    head, logits = heads[0], rows(view.recording.logits)
-    before = combination(head.inputs[0], {"x": norm.outputs[0]})
-    if before is None:
-        raise UnrecognisedError(view.label(head.name), "it is not given the final norm's output.", "the steps between")
-    out = rows(head.outputs[0]) * before["x"]
-    keys = view.keys_of(view.reference.model)
-    if (factor := combination(logits, {"x": out})) is not None:
-        total = factor["x"]
-        return head, None if total == 1.0 else view.express(total, keys, block, "the factor of its logits").code, None
-    for key in keys:
-        cap = getattr(view.config, key)
-        if isinstance(cap, float) and same(torch.tanh(out / cap) * cap, logits):
-            return head, None, f"config.{key}"
-    raise UnrecognisedError(
-        block, "its logits are neither a factor times nor a soft cap of its head's output.", "that step"
     )
 
 

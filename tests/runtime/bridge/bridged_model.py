@@ -18,7 +18,7 @@ class Names:
 
     rotary: str
     mlp: str
-    experts: Any = "fused"
+    parts: Any = None
     offset = 0.0
     window: int | None = None
 
@@ -50,7 +50,10 @@ class Mistral(Names):
 class Qwen3Next(Names):
     rotary = "transformers.models.qwen3_next.modeling_qwen3_next:Qwen3NextRotaryEmbedding"
     mlp = "transformers.models.qwen3_next.modeling_qwen3_next:Qwen3NextSparseMoeBlock"
-    experts = "apart"
+    parts = {
+        "experts.gate_up_proj": ("experts.{expert}.gate_proj.weight", "experts.{expert}.up_proj.weight"),
+        "experts.down_proj": ("experts.{expert}.down_proj.weight",),
+    }
     offset = 1.0
 
     @staticmethod
@@ -65,14 +68,19 @@ class DecoderLayer(nn.Module):
     def __init__(self, names: type[Names], config: Any, layer: int) -> None:
         super().__init__()
         self.mixer, target = names.mixer(config, layer)
-        setattr(self, self.mixer, BridgedMixer(target, config, layer, window=names.window))
+        self.states = tuple(bridged_states(target, config, layer, rotary=names.rotary))
+        setattr(self, self.mixer, BridgedMixer(target, config, layer, states=self.states, window=names.window))
         self.mlp = BridgedBlock(names.mlp, config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=names.offset)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=names.offset)
 
+    def given(self, tables: tuple[Tensor, ...], batch: ForwardBatch, views: Any) -> tuple[Any, ...]:
+        """What the mixer takes after its input."""
+        return (*((tables,) if self.mixer == "self_attn" else ()), batch, *(views[name] for name in self.states))
+
     def forward(self, hidden: Tensor, tables: tuple[Tensor, ...], batch: ForwardBatch, views: Any) -> Tensor:
         mixer = getattr(self, self.mixer)
-        hidden = hidden + mixer(self.input_layernorm(hidden), batch, views, tables)
+        hidden = hidden + mixer(self.input_layernorm(hidden), *self.given(tables, batch, views))
         output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output
 
@@ -87,7 +95,7 @@ class ScaledLayer(DecoderLayer):
 
     def forward(self, hidden: Tensor, tables: tuple[Tensor, ...], batch: ForwardBatch, views: Any) -> Tensor:
         mixer = getattr(self, self.mixer)
-        hidden = self.input_residual * hidden + mixer(self.input_layernorm(hidden), batch, views, tables)
+        hidden = self.input_residual * hidden + mixer(self.input_layernorm(hidden), *self.given(tables, batch, views))
         output: Tensor = self.post_attention_residual * hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output
 
@@ -142,7 +150,7 @@ def weights(names: type[Names], config: Any, extra: tuple[str, ...] = ()) -> Wei
         place = f"model.layers.{layer}."
         attribute, target = names.mixer(config, layer)
         found += bridged_weights(target, config, layer, prefix=f"{place}{attribute}.")
-        found += bridged_weights(names.mlp, config, prefix=f"{place}mlp.", experts=names.experts)
+        found += bridged_weights(names.mlp, config, prefix=f"{place}mlp.", parts=names.parts)
     return WeightDescriptors(*found)
 
 

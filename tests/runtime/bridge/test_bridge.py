@@ -119,6 +119,6 @@ def test_a_bridge_has_the_names_of_its_block() -> None:
     with torch.device("meta"):
         from rtp_runtime.bridge import BridgedMixer
 
-        mixer = BridgedMixer(ATTENTION, DOGE, 0)
+        mixer = BridgedMixer(ATTENTION, DOGE, 0, states=("key", "value"))
         block = Target.parse(ATTENTION).build(DOGE, 0)
     assert mixer.state_dict().keys() == block.state_dict().keys()
