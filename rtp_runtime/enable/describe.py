@@ -14,7 +14,9 @@ def describe(decoder: Decoder) -> list[str]:
         f"layer ({kind.class_name}{f', where {kind.condition}' if kind.condition else ''}): {_order(kind)}"
         for kind in d.kinds
     ]
-    lines.append(f"norms: {(norms or [d.final_norm])[0].describe()}; final {d.final_norm.describe()}")
+    if norms:
+        lines.append(f"norms: {norms[0].describe()}")
+    lines += [f"{name}, beside the layers: {block.describe()}" for name, block in d.outer.items()]
     for part in d.parts:
         if not isinstance(part.block, Norm):
             where = f", where {part.condition}" if part.condition else ""

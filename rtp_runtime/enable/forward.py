@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rtp_runtime.enable.blocks.positions import Positions
 from rtp_runtime.enable.code import WIDTH
-from rtp_runtime.enable.findings import Kind
+from rtp_runtime.enable.findings import Decoder, Kind, Program
 
 
-def layer_forward(kind: Kind, factors: Mapping[float, str], states: Sequence[str]) -> list[str]:
+def layer_forward(kind: Kind, factors: Mapping[float, str], states: Sequence[str], *, wide: bool = False) -> list[str]:
     """The body: each residual sum becomes `hidden`, each value used twice a variable, the rest is nested.
 
     Args:
         factors: factor of a sum -> the attribute that holds it.
         states: names of states that are arguments of their own; others are found in `views`.
+        wide: the residual stream is float32; norms of it are given their weight's dtype.
     """
     keep: set[str] = set()
-    lines = _Writer(kind, factors, states, keep).lines()
+    lines = _Writer(kind, factors, states, keep, wide).lines()
     for step in reversed(kind.steps):
         if not any(len(line) + 8 > WIDTH for line in lines):
             break
         keep = keep | {step.name}
-        lines = _Writer(kind, factors, states, keep).lines()
+        lines = _Writer(kind, factors, states, keep, wide).lines()
     return lines
 
 
 class _Writer:
-    def __init__(self, kind: Kind, factors: Mapping[float, str], states: Sequence[str], keep: set[str]) -> None:
+    def __init__(
+        self, kind: Kind, factors: Mapping[float, str], states: Sequence[str], keep: set[str], wide: bool
+    ) -> None:
         self._kind = kind
+        self._wide = wide
         self._named_anyway = keep
         self._factors = factors
         self._states = states
@@ -48,7 +53,10 @@ class _Writer:
 
     def lines(self) -> list[str]:
         for place, step in enumerate(self._kind.steps):
-            arguments = [self._given(self._sums[place]), *map(self._argument, self._takes(step.name))]
+            given = self._given(self._sums[place])
+            if self._wide and given == "hidden":
+                given = f"hidden.to(self.{step.name}.weight.dtype)"
+            arguments = [given, *map(self._argument, self._takes(step.name))]
             code = f"{self._kind.choices(step.name)[0].called(step.name)}({', '.join(arguments)})"
             self._code[step.name] = self._named(step.name, code) if self._keep(step.name, place) else code
         return [*self._body, f"hidden = {self._sum(self._sums[-1])}", "return hidden"]
@@ -84,3 +92,26 @@ class _Writer:
             variable = name
         self._body.append(f"{variable} = {code}")
         return variable
+
+
+def before_lines(d: Decoder) -> list[str]:
+    """From the ids to what the first layer is given."""
+    tokens = f"self.{d.embedding_name}(batch.input_ids)" + (".float()" if d.wide_stream else "")
+    code = _run(d, d.before, {"tokens": tokens + (" * self.hidden_scale" if d.hidden_scale else "")})
+    shape = f"  # [tokens, hidden]{', added up in float32' if d.wide_stream else ''}"
+    return [f"hidden = {code}{shape if len(code) + len(shape) + 17 <= WIDTH else ''}"]
+
+
+def after_lines(d: Decoder) -> list[str]:
+    """From what the last layer gave to the result."""
+    code = _run(d, d.after, {"hidden": "hidden"})
+    return ["return hidden"] if code == "hidden" else [f"output: Tensor = {code}", "return output"]
+
+
+def _run(d: Decoder, program: Program, codes: dict[str, str]) -> str:
+    """The steps as one nested expression."""
+    for step in program.steps:
+        block = d.outer[step.name]
+        given = block.argument if isinstance(block, Positions) else " + ".join(codes[name] for name in step.inputs)
+        codes[step.name] = f"self.{step.name}({given})"
+    return " + ".join(codes[name] for name in program.output)

@@ -11,7 +11,7 @@ from rtp_runtime.enable.blocks import Block, ByLayer
 from rtp_runtime.enable.blocks.bridge import constant, target_lines
 from rtp_runtime.enable.code import assign, call, comprehension, literal
 from rtp_runtime.enable.findings import Decoder, Kind
-from rtp_runtime.enable.forward import layer_forward
+from rtp_runtime.enable.forward import after_lines, before_lines, layer_forward
 from rtp_runtime.enable.imports import import_lines
 from rtp_runtime.enable.sizes import Sizes
 from rtp_runtime.enable.states import state_lines
@@ -121,13 +121,17 @@ def _attribute(code: str) -> str:
 
 
 def _model_init(d: Decoder, sizes: Sizes) -> list[str]:
-    table = ["config.vocab_size", "config.hidden_size", *([f"scale={d.embedding_scale}"] if d.embedding_scale else [])]
+    table = ["config.vocab_size", d.embedding_dim, *([f"scale={d.embedding_scale}"] if d.embedding_scale else [])]
     lines = call(f"self.{d.embedding_name} = {d.embedding_class or 'Embedding'}(", table)
+    first = [step.name for step in d.before.steps]
+    for name in first:
+        lines += assign(f"self.{name}", [(None, d.outer[name].make())], indent=8)
     cases = [(kind.condition, f"{kind.class_name}(config{', layer' if _by_layer(kind) else ''})") for kind in d.kinds]
     plain = len(cases) == 1 and not _by_layer(d.kinds[0])
     loop = LAYERS.replace("for layer", "for _") if plain else LAYERS
     lines += comprehension(f"self.{d.layers_name} = nn.ModuleList(", cases, loop, ")", indent=8)
-    lines += assign(f"self.{d.norm_name}", [(None, d.final_norm.make())], indent=8)
+    for name in (step.name for step in d.after.steps if step.name not in first):
+        lines += assign(f"self.{name}", [(None, d.outer[name].make())], indent=8)
     lines += _tables(d, sizes)
     return lines + ([f"self.hidden_scale = {d.hidden_scale}"] if d.hidden_scale else [])
 
@@ -151,9 +155,7 @@ def _tables(d: Decoder, sizes: Sizes) -> list[str]:
 
 
 def _model_forward(d: Decoder, direct: tuple[str, ...]) -> list[str]:
-    scaled = " * self.hidden_scale" if d.hidden_scale else ""
-    wide, what = (".float()", "[tokens, hidden], added up in float32") if d.wide_stream else ("", "[tokens, hidden]")
-    lines = [f"hidden = self.{d.embedding_name}(batch.input_ids){wide}{scaled}  # {what}"]
+    lines = before_lines(d)
     given = {name: name for name in _arguments(d, direct)} | {name: f'views["{name}"]' for name in direct}
     if d.rope and d.rope.by_layer_type:
         tables = f"{{kind: table(batch.positions) for kind, table in self.{d.rope.name}.items()}}"
@@ -164,4 +166,4 @@ def _model_forward(d: Decoder, direct: tuple[str, ...]) -> list[str]:
         if d.rope:
             lines.append(f"position_embeddings = self.{d.rope.name}(batch.positions)")
         lines.append(f"for layer, views in zip(self.{d.layers_name}, state, strict=True):")
-    return [*lines, f"    hidden = layer({', '.join(['hidden', *given.values()])})"]
+    return [*lines, f"    hidden = layer({', '.join(['hidden', *given.values()])})", *after_lines(d)]

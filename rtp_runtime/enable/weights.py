@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rtp_runtime.enable.code import comprehension
 from rtp_runtime.enable.declarations import Declarations, Place
-from rtp_runtime.enable.findings import Decoder
+from rtp_runtime.enable.findings import Decoder, Program
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,11 @@ def declare(d: Decoder) -> WeightCode:
     """Descriptors in the order of the module tree."""
     declarations = Declarations()
     subsets = _subsets(d)
-    base = f'"{d.model_name}.'
-    outer = Place(declarations, base, d.embedding_name)
-    outer.weight("weight", "vocabulary", "hidden")
+    _outer(d, declarations, d.before)
     for part in d.parts:
         over = "layers" if part.condition is None else subsets[part.condition]
         part.block.declare(Place(declarations, 'LAYER + "', part.name, over, part.renames))
-    d.final_norm.declare(Place(declarations, base, d.norm_name))
+    _outer(d, declarations, d.after)
     _head(d, declarations)
     return WeightCode(
         axes=[line for lines in declarations.axes.values() for line in lines],
@@ -45,17 +43,34 @@ def declare(d: Decoder) -> WeightCode:
     )
 
 
+def _outer(d: Decoder, declarations: Declarations, program: Program) -> None:
+    """The embedding of tokens, and every module beside the layers where it first runs."""
+    if program is d.before:
+        embedding = Place(declarations, '"', f"{d.model_name}.{d.embedding_name}", renames=d.outer_renames)
+        embedding.weight("weight", "vocabulary", width_code(d.embedding_dim))
+    earlier = {step.name for step in d.before.steps} if program is d.after else set()
+    for step in program.steps:
+        if step.name not in earlier:
+            place = Place(declarations, '"', f"{d.model_name}.{step.name}", renames=d.outer_renames)
+            d.outer[step.name].declare(place)
+
+
+def width_code(code: str) -> str:
+    """A width as `weight_descriptors` calls it."""
+    return "hidden" if code == "config.hidden_size" else code
+
+
 def lines_of(items: Sequence[str]) -> list[str]:
     """Descriptors as lines, each with its comma."""
     return [line for text in items for line in f"{text},".split("\n")]
 
 
 def _head(d: Decoder, declarations: Declarations) -> None:
-    head = Place(declarations, '"', d.head_name)
+    head = Place(declarations, '"', d.head_name, renames=d.outer_renames)
     if d.tied:
         declarations.items.append(f'Tie({head.leaf("weight")}, "{d.model_name}.{d.embedding_name}.weight")')
     else:
-        head.weight("weight", "vocabulary", "hidden")
+        head.weight("weight", "vocabulary", width_code(d.head_dim))
     if d.head_bias:
         head.weight("bias", "vocabulary")
 

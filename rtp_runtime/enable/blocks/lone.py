@@ -19,6 +19,8 @@ class LoneLinear(Block):
     projection: Projection
     inner: str
     outer: str
+    sharded: bool = True
+    """Its inner width is an axis; else it is a plain number."""
     class_name: str = "Linear"
     word: ClassVar[str] = "projected"
 
@@ -35,7 +37,9 @@ class LoneLinear(Block):
             place.weight("bias", out)
 
     def _axis(self, place: Place, code: str) -> str:
-        return "hidden" if code == HIDDEN else place.axis("intermediate", "intermediate", code)
+        if code == HIDDEN or not self.sharded:
+            return "hidden" if code == HIDDEN else code
+        return place.axis("intermediate", "intermediate", code)
 
     def describe(self) -> str:
         return f"a projection{' with bias' if self.projection.bias else ''}"

@@ -13,9 +13,8 @@ from rtp_runtime.enable.match import same
 from rtp_runtime.enable.recognise.ends import recognise_ends
 from rtp_runtime.enable.recognise.kinds import find_kinds, find_parts, find_states, merge_blocks
 from rtp_runtime.enable.recognise.layer import recognise_layer
-from rtp_runtime.enable.recognise.norm import recognise_norm
 from rtp_runtime.enable.recognise.stream import keeps_wide_stream
-from rtp_runtime.enable.recognise.view import View, leaf, rows
+from rtp_runtime.enable.recognise.view import View, leaf
 from rtp_runtime.enable.recording import Call
 
 
@@ -30,10 +29,6 @@ def recognise_decoder(view: View) -> Decoder:
     base = layers_name.rpartition(".")[0]
     each = [recognise_layer(view, call.name) for call in layer_calls]
     layers = merge_blocks(view, each)
-    embedding = _embedding(view, base)
-    outer = [call for call in view.recording.children(base) if not call.name.startswith(layers_name)]
-    norm_call = _final_norm(view, outer, layer_calls[-1])
-    head, logit_scale, logit_cap = _head(view, norm_call, base)
     module = view.reference.model
     return Decoder(
         architecture=type(module).__name__,
