@@ -25,26 +25,26 @@ def causal_conv(
 ) -> Tensor:
     """x [T, channels] -> act(bias + sum over j of weight[:, 0, j] * x[t - taps + j * dilation]).
 
-    weight [channels, 1, kernel], bias [channels] or None.
-    The product is computed in the weight's dtype and cast after the activation (causal_conv1d_fn of Qwen3-Next and
-    GLM-5.3). A request's inputs before this step come from its slot; padding rows come out as zeros.
+    weight [channels, 1, kernel], bias [channels] or None. Products are added up in float32, as torch's convolution
+    does, and cast after the activation (causal_conv1d_fn of Mamba, Qwen3-Next and GLM-5.3). A request's inputs before
+    this step come from its slot; padding rows come out as zeros.
     """
     out = torch.zeros_like(x)
-    taps = weight[:, 0].t().contiguous()  # [kernel, channels]
+    taps = weight[:, 0].t().float().contiguous()  # [kernel, channels]
     tables = batch.groups[state.group]
     assert tables.read is not None and tables.write is not None
     if batch.num_decodes:
         past = state.data[tables.read[: batch.num_decodes]].to(x.dtype).movedim(-1, 0).contiguous()
         for requests, rows in decode_steps(batch):
             window = torch.cat((past[:, requests], x[rows].unsqueeze(0)))  # [taps + 1, requests, channels]
-            out[rows] = _filter(window.to(weight.dtype), taps, bias, activation, dilation)[0].to(x.dtype)
+            out[rows] = _filter(window.float(), taps, bias, activation, dilation)[0].to(x.dtype)
             past[:, requests] = window[1:]
             leave_copies(window[1:].movedim(0, -1), rows, state, batch)
         state.data[tables.write[: batch.num_decodes]] = past.movedim(0, -1).to(state.data.dtype)
     for run in prefill_runs(batch, state.group):
         new = range(run.pieces[0][0].start, run.pieces[-1][0].stop)
         inputs = torch.cat((state.data[run.read].t().to(x.dtype), x[new.start : new.stop]))  # [taps + L, channels]
-        out[new.start : new.stop] = _filter(inputs.to(weight.dtype), taps, bias, activation, dilation).to(x.dtype)
+        out[new.start : new.stop] = _filter(inputs.float(), taps, bias, activation, dilation).to(x.dtype)
         ends = [(piece.stop - new.start, slots) for piece, slots in run.pieces]
         for length, slots in (*ends, (len(new), (run.write,))):
             for slot in slots:
