@@ -14,7 +14,7 @@ from torch.nn import functional
 from rtp_kernel.ops.activation import ACTIVATIONS
 from rtp_kernel.ops.state_space_scan import Scan, chunked
 from rtp_runtime.enable.blocks.state_space import GatedNorm, StateSpace
-from rtp_runtime.enable.match import same
+from rtp_runtime.enable.match import close, same
 from rtp_runtime.enable.recognise.mixer import (
     Mixer,
     activation_code,
@@ -104,7 +104,7 @@ def _scales(mixer: Mixer) -> tuple[Tensor, str | None]:
             values = [float(part.flatten()[0]) for part in torch.split(buffer.flatten(), sizes)]
             for key in mixer.view.reference.reads:
                 found = _numbers(mixer.view, key)
-                if len(found) == len(values) and all(map(math.isclose, found, values)):
+                if len(found) == len(values) and all(map(close, found, values)):
                     return buffer.flatten(), f"config.{key}"
     return torch.ones(width), None
 
