@@ -42,8 +42,9 @@ def _state_space(values: Mapping[str, Any], hidden: int) -> dict[str, int]:
     found = {key: STATE for key in _STATE} | {key: RANK for key in _RANK} | {key: CHUNK for key in _CHUNK}
     expand = next((values[key] for key in _EXPAND if values.get(key)), 2)
     inner, before = int(expand * hidden), int(expand * values["hidden_size"])
-    found |= {key: min(GROUPS, values[key]) for key in _GROUPS if values.get(key)}
     heads = next((values[key] for key in _HEADS if values.get(key)), 0)
+    # Two groups where the original has one as well: a norm per group and a norm of all are then told apart.
+    found |= {key: 1 if heads % GROUPS else GROUPS for key in _GROUPS if values.get(key)}
     if heads:
         small = HEADS if heads >= HEADS else heads
         dims = _HEAD_DIM if values.get("num_attention_heads") else (*_HEAD_DIM, "head_dim")
