@@ -16,6 +16,7 @@ from rtp_runtime.readiness.recording import check_settings, judge_check, make_re
 from rtp_runtime.readiness.regress.baselines import Baselines
 from rtp_runtime.readiness.regress.cases import Case, CaseFile
 from rtp_runtime.readiness.regress.compare import compare, not_run, passed
+from rtp_runtime.readiness.regress.process import run_apart
 from rtp_runtime.readiness.regress.report import INCOMPLETE, Item, RegressReport
 from rtp_runtime.readiness.subject import device_name, gather_subject, machine_name
 
@@ -51,7 +52,7 @@ def run_regress(
     say = progress or (lambda message: None)
     if runners is None:
         _check_hardware(cases)
-        runners = {"check": run_check_case, "bench": run_bench_case}
+        runners = {"check": _apart(run_check_case), "bench": _apart(run_bench_case)}
     baselines = Baselines.open(cases.baselines, cases.hardware.name)
     items: list[Item] = []
     updated: list[str] = []
@@ -71,6 +72,16 @@ def run_regress(
         updated=tuple(updated),
         seconds=time.monotonic() - started,
     )
+
+
+def _apart(runner: Runner) -> Runner:
+    """The runner in a process of its own."""
+
+    def run(case: Case, cases: CaseFile, cache: Path, say: Progress) -> Outcome:
+        outcome: Outcome = run_apart(runner, case, cases, cache, say=say)
+        return outcome
+
+    return run
 
 
 def _say_after(prefix: str, say: Progress, message: str) -> None:

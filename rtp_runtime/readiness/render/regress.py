@@ -37,6 +37,12 @@ def print_regress(report: RegressReport, console: Console) -> None:
         console.print(Text(f"new baseline: {file}"))
 
 
+def share(change: Change) -> str:
+    """By how much a number is worse or better."""
+    percent = round(100 * change.worse_by)
+    return "as before" if percent == 0 else f"{abs(percent)} % {'worse' if percent > 0 else 'better'}"
+
+
 def better(changes: Sequence[Change]) -> str:
     """Numbers that are better by more than their tolerance: worth a new baseline."""
     found = [change for change in changes if change.worse_by < -change.tolerance]
@@ -53,6 +59,7 @@ def regress_html(report: RegressReport) -> str:
         tones={OK: "good", REGRESSION: "bad", INCOMPLETE: "open"},
         metrics=METRICS,
         by_metric=by_metric,
+        share=share,
     )
 
 
