@@ -15,6 +15,7 @@ from rtp_runtime.check.modes import MODES
 from rtp_runtime.check.noise import SOUND
 from rtp_runtime.check.options import STAGES
 from rtp_runtime.check.report import finite
+from rtp_runtime.check.serving.table import FAR_TOO_MUCH, TOO_MUCH
 from rtp_runtime.check.session import Session
 
 
@@ -93,6 +94,8 @@ def describe_thresholds(session: Session) -> list[dict[str, Any]]:
          "value": 2 * noise.logits_tolerance, "verdict": "TIE-FLIP"},
         {"what": "tolerances by which two paths of the reference may differ", "value": SOUND,
          "verdict": "REFERENCE-INCONSISTENT"},
+        {"what": "R of a sub-block in the serving dtype", "value": TOO_MUCH, "verdict": "DRIFT"},
+        {"what": "R of a sub-block in the serving dtype", "value": FAR_TOO_MUCH, "verdict": "WRONG"},
         {"what": "pinned tensors and tables, bits", "value": 0.0, "verdict": "WRONG"},
     ]  # fmt: skip
 

@@ -61,7 +61,7 @@ def module_curves(session: Session, table: ProbeTable, tolerance: Tolerance, acc
     for key in order[:MAX_CURVES]:
         prompt, probe = table.worst(key)
         positions, errors = thin(probe.output.by_token())
-        if positions:
+        if any(errors):
             marks = marks_of(session, positions[-1])
             layer, allowed = table.layer(key.module), tolerance(key.module)
             curves.append(Curve(key.module, key.what, layer, prompt, positions, errors, allowed, marks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
 from rtp_runtime.check.report import NOT_FINITE, Measure
@@ -30,9 +30,20 @@ class Grid:
     cells: dict[tuple[int, str], Measure]
     unjudged: Mapping[tuple[int, str], str] = field(default_factory=dict)
     """Places of modules that exist and were not judged -> why."""
+    roots: frozenset[tuple[str, int | None]] = frozenset()
+    """(module, layer) of the findings that nothing before them explains."""
+
+    def is_root(self, measure: Measure) -> bool:
+        """Whether the fault is in this cell, not before it."""
+        own = (measure.name, measure.layer) in self.roots and not measure.column.endswith(" input")
+        return own and measure.inputs_agree and not measure.ok
 
 
-def make_grid(measures: Sequence[Measure], unjudged: Mapping[str, str] | None = None) -> Grid:
+def make_grid(
+    measures: Sequence[Measure],
+    unjudged: Mapping[str, str] | None = None,
+    roots: frozenset[tuple[str, int | None]] = frozenset(),
+) -> Grid:
     """Lay out the measures in execution order; of several on one place the worst is shown.
 
     `unjudged`: dotted name of a module inside a layer -> why it was not judged.
@@ -54,7 +65,7 @@ def make_grid(measures: Sequence[Measure], unjudged: Mapping[str, str] | None = 
             missing[prefixes[prefix], name.removeprefix(f"{prefix}.")] = why
     columns = _in_order(measures)
     columns += [column for column in dict.fromkeys(column for _, column in missing) if column not in columns]
-    return Grid(tuple(sorted({layer for layer, _ in cells})), tuple(columns), cells, missing)
+    return Grid(tuple(sorted({layer for layer, _ in cells})), tuple(columns), cells, missing, roots)
 
 
 def _in_order(measures: Sequence[Measure]) -> list[str]:
@@ -94,6 +105,8 @@ class Look:
 
     unit: str = "relative error"
     decades: float = DECADES
+    roots: frozenset[tuple[str, int | None]] = frozenset()
+    """(module, layer) of the findings that nothing before them explains."""
     height: int = 26
 
 
@@ -104,11 +117,12 @@ def draw_heatmap(
     look: Look | None = None,
 ) -> str:
     """The SVG, or an empty string when nothing stands in a layer. `first_wrong`: module and layer to be framed."""
-    grid = make_grid(measures, unjudged)
+    look = look or Look()
+    grid = make_grid(measures, unjudged, look.roots)
     if not grid.rows:
         return ""
     height = 26 if len(grid.rows) <= 12 else 18 if len(grid.rows) <= 30 else 11
-    look = Look(look.unit, look.decades, height) if look else Look(height=height)
+    look = replace(look, height=height)
     longest = max(map(len, grid.columns))
     top = int(longest * CHARACTER * math.sin(math.radians(TOP_LABEL_ANGLE))) + 18
     right = int(longest * CHARACTER * math.cos(math.radians(TOP_LABEL_ANGLE)))
@@ -118,7 +132,7 @@ def draw_heatmap(
     parts = [HATCH, *(_column_label(name, place, top) for place, name in enumerate(grid.columns))]
     for row, layer in enumerate(grid.rows):
         y = top + row * height
-        if height >= 14 or layer % 5 == 0 or (first is not None and first.layer == layer):
+        if height >= 14 or _is_labelled(layer, first):
             parts.append(
                 f'<text class="label" x="{LABEL_WIDTH - 8}" y="{y + height / 2:.1f}" text-anchor="end" '
                 f'dominant-baseline="central">layer {layer}</text>'
@@ -130,6 +144,13 @@ def draw_heatmap(
         f'<svg class="heatmap" viewBox="0 0 {width} {total}" width="{width}" height="{total}" role="img" '
         f'aria-label="{look.unit} by layer and module">{"".join(parts)}</svg>'
     )
+
+
+def _is_labelled(layer: int, first: Measure | None) -> bool:
+    """Of narrow rows, every fifth has room for a label, and the accused one."""
+    if first is not None and first.layer is not None and abs(layer - first.layer) < 2:
+        return layer == first.layer
+    return layer % 5 == 0
 
 
 def _column_label(name: str, place: int, top: int) -> str:
@@ -146,14 +167,14 @@ def _cell(grid: Grid, place: tuple[int, str], corner: tuple[int, int], first: Me
         if why is None:
             return f'<rect class="absent" {box}/>'
         return f'<rect fill="url(#hatch)" {box}><title>{escape(f"{place[1]}: not judged: {why}")}</title></rect>'
-    note = "" if measure.ok or measure.inputs_agree else " – its inputs differ already"
+    note = "" if measure.ok or grid.is_root(measure) else " – explained by what stands before it or in it"
     size = "not finite, or of another shape" if measure.error >= NOT_FINITE else f"{measure.error:.2e}"
     title = f"{measure.name} ({measure.column}): {look.unit} {size}, allowed {measure.tolerance:.3g}{note}"
     fill = colour(measure.error, measure.tolerance, look.decades)
     classes = "first" if measure is first else "follows" if note else ""
     mark = f' class="{classes}"' if classes else ""
     cell = f'<rect{mark} {box} fill="{fill}"><title>{escape(title)}</title></rect>'
-    if not measure.ok and measure.inputs_agree and look.height >= 18:
+    if grid.is_root(measure) and look.height >= 18:
         centre = f'cx="{x + CELL_WIDTH / 2}" cy="{y + look.height / 2}"'
         cell += f'<circle class="root" {centre} r="3.5"/>'
     return cell
@@ -175,11 +196,11 @@ def draw_legend(texts: Sequence[str] = ("10⁻³", "10⁻²", "10⁻¹", "allowe
     for fill, words, step in (
         ('fill="url(#hatch)"', "not judged", 104),
         ('class="absent"', "no such module", 132),
-        (f'fill="{SCALE[4]}"', "inputs agree: here", 150),
+        (f'fill="{SCALE[4]}"', "the fault is here", 140),
         (f'class="follows" fill="{SCALE[4]}"', "a consequence", 130),
     ):
         signs += f'<rect {fill} x="{x}" y="4" width="18" height="12" rx="2"/>'
-        signs += f'<circle class="root" cx="{x + 9}" cy="10" r="3"/>' if words.startswith("inputs") else ""
+        signs += f'<circle class="root" cx="{x + 9}" cy="10" r="3"/>' if words.startswith("the") else ""
         signs += f'<text class="label" x="{x + 24}" y="10" dominant-baseline="central">{words}</text>'
         x += step
     return (

@@ -21,7 +21,7 @@ from rtp_runtime.check.render.words import (
 )
 from rtp_runtime.check.report import NOT_FINITE, CheckReport, Curve, Finding, Measure, StageResult
 
-MAX_FINDINGS, MAX_NOTES = 16, 40
+MAX_FINDINGS, MAX_NOTES, MAX_CURVES = 12, 40, 15
 R_EDGES = ("0.13", "0.27", "0.58", "allowed", "2.2×", "4.6×", "10×")
 SHOWN_CONDITIONS = frozenset(
     {"dtype", "device", "seed", "fingerprint", "logits_tolerance", "thresholds", "reference_paths"}
@@ -42,7 +42,9 @@ def render_html(report: CheckReport) -> str:
 
 def show_error(value: float) -> str:
     """An error in few characters."""
-    return "–" if not value < NOT_FINITE else "0" if value == 0.0 else f"{value:.1e}"
+    if not value < NOT_FINITE:
+        return "–"
+    return "0" if value == 0.0 else f"{value:.3g}" if 0.01 <= value < 1000 else f"{value:.1e}"
 
 
 def _variables(report: CheckReport) -> dict[str, Any]:
@@ -60,9 +62,9 @@ def _variables(report: CheckReport) -> dict[str, Any]:
         "cause_numbers": cause_numbers(report.cause) if report.cause else [],
         "failed": _shown(failed),
         "num_more": max(0, len(failed) - MAX_FINDINGS),
-        "heatmap": draw_heatmap(probes.measures, place, _unjudged(probes)),
+        "heatmap": draw_heatmap(probes.measures, place, _unjudged(probes), Look(roots=_roots(probes))),
         "legend": draw_legend(),
-        "rounding": draw_heatmap(rounding, place, _unjudged(serving), Look("R", decades=1)),
+        "rounding": draw_heatmap(rounding, place, _unjudged(serving), Look("R", 1, _roots(serving))),
         "rounding_legend": draw_legend(R_EDGES),
         "serving": serving,
         "plots": [(curve, draw_curve(curve)) for curve in _curves(report)],
@@ -88,19 +90,24 @@ def _without_r(measure: Measure) -> Measure:
     return replace(measure, column=measure.column.removesuffix(" R"))
 
 
+def _roots(stage: StageResult) -> frozenset[tuple[str, int | None]]:
+    return frozenset((finding.module, finding.layer) for finding in stage.findings if finding.cause)
+
+
 def _unjudged(stage: StageResult) -> dict[str, str]:
     return {item.what: item.why for item in stage.not_judged}
 
 
 def _curves(report: CheckReport) -> Sequence[Curve]:
-    """The accused module's first, then modes that are wrong, logits, and what came closest to its tolerance."""
+    """The accused module's first, then logits, modes that are wrong, and what came closest to its tolerance."""
     curves = [curve for stage in report.stages for curve in stage.curves if curve.positions]
     first = report.first_wrong
     accused = [curve for curve in curves if first is not None and curve.name == first.module]
-    modes = [curve for stage in report.stages if stage.name == "modes" for curve in stage.curves if curve.positions]
-    logits = [curve for curve in curves if curve.name == "logits" and curve not in modes]
-    rest = [curve for curve in curves if curve not in accused and curve not in modes and curve not in logits]
-    return [*accused, *modes, *logits, *rest]
+    logits = [curve for curve in _stage(report, "logits").curves if curve.positions]
+    known = {(curve.prompt, curve.errors) for curve in logits}
+    modes = [curve for curve in _stage(report, "modes").curves if (curve.prompt, curve.errors) not in known]
+    rest = [curve for curve in curves if curve.name != "logits" and curve not in accused]
+    return [*accused[:3], *logits, *modes, *rest][:MAX_CURVES]
 
 
 def _shown(failed: list[Finding]) -> list[Finding]:

@@ -11,7 +11,7 @@ from rtp_runtime.check.report import NOT_FINITE, Curve, Mark
 WIDTH, HEIGHT = 348, 178
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 20, 26
 FLOOR = 1e-9
-"""Smaller errors are drawn here: a logarithm knows no zero."""
+"""No axis goes below this; zeros are drawn at its lower end."""
 MAX_Y_LABELS = 5
 
 
@@ -20,7 +20,7 @@ def draw_curve(curve: Curve) -> str:
     if not curve.positions:
         return ""
     finite = [error for error in curve.errors if error < NOT_FINITE]
-    low = math.floor(math.log10(max(FLOOR, min([*finite, curve.tolerance]))))
+    low = math.floor(math.log10(max(FLOOR, min([*filter(None, finite), curve.tolerance]))))
     high = max(low + 2, math.ceil(math.log10(max([*finite, curve.tolerance, FLOOR]) * 1.5)))
     last = max(1, curve.positions[-1])
 

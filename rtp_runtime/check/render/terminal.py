@@ -5,41 +5,87 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rtp_runtime.check.render.words import coverage_rows, headline, mode_rows, next_step, reference_rows
-from rtp_runtime.check.report import INCONSISTENT, MATCH, NOT_FINITE, NOT_JUDGED, WRONG, CheckReport, Finding
+from rtp_runtime.check.render.words import (
+    cause_numbers,
+    cause_sentence,
+    cell_words,
+    coverage_rows,
+    mode_matrix,
+    next_step,
+    reference_rows,
+    verdict_sentence,
+)
+from rtp_runtime.check.report import (
+    DRIFT,
+    INCONSISTENT,
+    MATCH,
+    NOT_FINITE,
+    NOT_JUDGED,
+    TIE_FLIP,
+    WRONG,
+    CheckReport,
+    Finding,
+    ModeCell,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-COLOURS = {MATCH: "green", WRONG: "red", NOT_JUDGED: "yellow", INCONSISTENT: "yellow"}
-MAX_FINDINGS = 12
+COLOURS = {MATCH: "green", TIE_FLIP: "green", DRIFT: "red", WRONG: "red", NOT_JUDGED: "yellow", INCONSISTENT: "yellow"}
+CELLS = {"pass": "green", "tie": "yellow", "wrong": "red", "not run": "dim"}
+MAX_FINDINGS, MAX_NOTES = 8, 12
 
 
 def print_report(report: CheckReport, console: Console) -> None:
-    """Print the verdict first, then what stands behind it."""
+    """Print the verdict first, then its cause and what to do, then what stands behind it."""
+    _print_verdict(report, console)
+    if report.failed:
+        console.print(_findings(report))
+    console.print(_stages(report))
+    if mode_matrix(report)[1]:
+        console.print(_modes(report))
+    console.print(_coverage(report))
+    _print_rest(report, console)
+
+
+def _print_verdict(report: CheckReport, console: Console) -> None:
     from rich.markup import escape
 
     colour = COLOURS[report.verdict]
-    console.print(f"[bold {colour}]{report.verdict}[/]  {escape(report.model)}", highlight=False)
-    if report.reference != report.model:
-        console.print(f"         against the reference's run of {escape(report.reference)}", highlight=False)
-    console.print(f"{escape(headline(report))}\n", highlight=False)
-    console.print(_stages(report))
-    if report.failed:
-        console.print(_findings(report))
-    if mode_rows(report):
-        console.print(_modes(report))
-    console.print(_coverage(report))
+    sentence = verdict_sentence(report).removeprefix(report.verdict)
+    console.print(f"[bold {colour}]{report.verdict}[/]{escape(sentence)}", highlight=False)
+    if report.cause is not None:
+        console.print(escape(_capital(cause_sentence(report.cause))), highlight=False)
+        words = (f"{name} {value}" for name, value in cause_numbers(report.cause))
+        numbers = "; ".join(words)
+        if numbers:
+            console.print(f"[dim]{escape(numbers)}[/]", highlight=False)
+    console.print(escape(next_step(report)), highlight=False)
+    against = f" against the reference's run of {report.reference}" if report.reference != report.model else ""
+    console.print(f"[dim]{escape(report.model + against)}[/]\n", highlight=False)
+
+
+def _print_rest(report: CheckReport, console: Console) -> None:
+    """The reference's inconsistencies, what was not judged, and notes."""
+    from rich.markup import escape
+
     for found in report.inconsistent:
         console.print(f"[yellow]REFERENCE-INCONSISTENT[/] {escape(found.describe())}", highlight=False)
     if report.inconsistent and report.judged_by:
         console.print(f"[yellow]judged by[/] {escape(report.judged_by)}", highlight=False)
     for item in report.not_judged:
-        console.print(f"[yellow]not judged[/] {escape(item.what)}: {escape(item.why)}", highlight=False)
-    for note in (note for stage in report.stages for note in stage.notes):
+        mark = "[yellow]not judged (required)[/]" if item.required else "[dim]not judged[/]"
+        console.print(f"{mark} {escape(item.what)}: {escape(item.why)}", highlight=False)
+    notes = [note for stage in report.stages for note in stage.notes]
+    for note in notes[:MAX_NOTES]:
         console.print(f"[dim]note[/] {escape(note)}", highlight=False)
-    console.print(f"\n{escape(next_step(report))}", highlight=False)
+    if len(notes) > MAX_NOTES:
+        console.print(f"[dim]and {len(notes) - MAX_NOTES} more notes: --html or --json show them[/]", highlight=False)
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _table(*columns: str, title: str) -> Table:
@@ -53,10 +99,12 @@ def _table(*columns: str, title: str) -> Table:
 
 
 def _stages(report: CheckReport) -> Table:
+    from rich.markup import escape
+
     table = _table("stage", "result", "", "seconds", title="Stages")
     for stage in report.stages:
         words = stage.summary or "; ".join(item.why for item in stage.not_judged)
-        table.add_row(stage.name, f"[{COLOURS[stage.status]}]{stage.status}[/]", words, f"{stage.seconds:.1f}")
+        table.add_row(stage.name, f"[{COLOURS[stage.status]}]{stage.status}[/]", escape(words), f"{stage.seconds:.1f}")
     return table
 
 
@@ -69,9 +117,8 @@ def _findings(report: CheckReport) -> Table:
         mark = "bold red" if finding is report.first_wrong else "" if finding.cause else "dim"
         words = f"{finding.what}; {finding.detail}" if finding.detail else finding.what
         name = escape(finding.module)
-        table.add_row(
-            f"[{mark}]{name}[/]" if mark else name, _number(finding), f"{finding.tolerance:.0e}", escape(words)
-        )
+        allowed = f"{finding.tolerance:.2f}" if finding.stage == "serving" else f"{finding.tolerance:.0e}"
+        table.add_row(f"[{mark}]{name}[/]" if mark else name, _number(finding), allowed, escape(words))
     left = len(report.failed) - MAX_FINDINGS
     if left > 0:
         table.add_row("…", "", "", f"and {left} more, most of them consequences")
@@ -79,19 +126,30 @@ def _findings(report: CheckReport) -> Table:
 
 
 def _modes(report: CheckReport) -> Table:
-    table = _table("execution mode", "prompts", "logits error", "allowed", title="Execution modes")
-    for name, number, worst, allowed in mode_rows(report):
-        shown = f"{worst:.1e}" if math.isfinite(worst) else "∞"
-        table.add_row(name, str(number), shown if worst <= allowed else f"[red]{shown}[/]", f"{allowed:.1e}")
+    from rich.markup import escape
+
+    prompts, rows = mode_matrix(report)
+    table = _table("execution mode", *prompts, title="Execution modes: largest difference of logits")
+    for name, cells, why in rows:
+        if why:
+            table.add_row(f"[dim]{escape(name)}[/]", *(["[dim]–[/]"] * len(prompts)))
+        else:
+            table.add_row(escape(name), *(_cell(cells.get(prompt)) for prompt in prompts))
     return table
 
 
+def _cell(cell: ModeCell | None) -> str:
+    return f"[{CELLS[cell.result if cell else 'not run']}]{cell_words(cell)}[/]"
+
+
 def _coverage(report: CheckReport) -> Table:
+    from rich.markup import escape
+
     table = _table("exercised", "", title="Coverage")
     table.columns[0].no_wrap = False  # kinds of layers have long names, and what stands beside them must show
     table.columns[1].min_width = 24
     for subject, words in coverage_rows(report):
-        table.add_row(subject, words)
+        table.add_row(escape(subject), escape(words))
     for path, value, amiss in reference_rows(report):
         shown = "fails" if value >= NOT_FINITE else f"{value:.1e}"
         table.add_row(f"reference: {path}", shown + (f" [red]{amiss}[/]" if amiss else ""))
@@ -99,4 +157,6 @@ def _coverage(report: CheckReport) -> Table:
 
 
 def _number(finding: Finding) -> str:
-    return f"{finding.error:.1e}" if math.isfinite(finding.error) else "–"
+    if not math.isfinite(finding.error) or finding.error >= NOT_FINITE:
+        return "–"
+    return f"{finding.error:.2f}" if finding.stage == "serving" else f"{finding.error:.1e}"

@@ -83,9 +83,9 @@ def cause_sentence(cause: Cause) -> str:
 def cause_numbers(cause: Cause) -> list[tuple[str, str]]:
     """The numbers behind a cause, as (name, value)."""
     named = (
-        ("coefficient of our error on the mistake's effect (1: it is the mistake)", cause.coefficient, ".3f"),
-        ("relative error that remains at the module with the mistake made on both sides", cause.remaining, ".1e"),
-        ("relative size of the mistake's effect there", cause.effect, ".1e"),
+        ("our error along the mistake's effect (1: it is the mistake)", cause.coefficient, ".3f"),
+        ("relative error that remains if both make it", cause.remaining, ".1e"),
+        ("relative size of its effect", cause.effect, ".1e"),
     )
     return [(name, format(value, form)) for name, value, form in named if value is not None]
 
@@ -106,8 +106,9 @@ def cell_words(cell: ModeCell | None) -> str:
     if cell is None:
         return SIGNS["not run"]
     number = cell.error is not None and cell.result != "not run"
-    size = f" {cell.error:.0e}" if number and cell.error is not None and 0.0 < cell.error < NOT_FINITE else ""
-    return f"{SIGNS[cell.result]}{size}"
+    if not number or cell.error is None or not 0.0 < cell.error < NOT_FINITE:
+        return SIGNS[cell.result]
+    return f"{SIGNS[cell.result]} {cell.error:.1e}" if cell.error < 0.01 else f"{SIGNS[cell.result]} {cell.error:.2g}"
 
 
 def reference_rows(report: CheckReport) -> list[tuple[str, float, str]]:
