@@ -15,8 +15,7 @@ from torch.nn import functional
 from check_faults.ops import FaultyAttention
 from check_faults.state_ops import FaultyOp
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops import activation as activations
-from rtp_kernel.ops import delta_rule, lightning, moe
+from rtp_kernel.ops import delta_rule
 from rtp_kernel.ops.attention import Span, gather_kv, request_rows
 from rtp_kernel.ops.linear import linear
 
@@ -24,7 +23,15 @@ PIECE = 8
 """Products that are summed before a partial sum is rounded."""
 
 
-class NarrowScores(FaultyAttention):
+def running_sum(parts: Tensor) -> Tensor:
+    """The sum over the last dimension, rounded after every value."""
+    total = torch.zeros_like(parts[..., 0])
+    for place in range(parts.shape[-1]):
+        total = total + parts[..., place]
+    return total
+
+
+class NarrowSoftmax(FaultyAttention):
     """Softmax in the model's dtype: exponentials, their sum and the quotient."""
 
     def __call__(self, q: Tensor, kv: StateView, batch: ForwardBatch, span: Span, **options: Any) -> Tensor:
@@ -36,17 +43,15 @@ class NarrowScores(FaultyAttention):
             group = q.shape[1] // keys.shape[1]
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
             scores = torch.einsum("nhd,shd->nhs", q[rows.start : rows.stop], keys) * options["scale"]
-            powers = scores.masked_fill(~visible[:, None], -math.inf)
-            powers = (powers - powers.amax(dim=-1, keepdim=True)).exp()
-            total = torch.zeros_like(powers[..., 0])
-            for place in range(powers.shape[-1]):
-                total = total + powers[..., place]
-            out[rows.start : rows.stop] = torch.einsum("nhs,shd->nhd", powers / total[..., None], values)
+            scores = scores.masked_fill(~visible[:, None], -math.inf)
+            powers = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+            weights = powers / running_sum(powers)[..., None]
+            out[rows.start : rows.stop] = torch.einsum("nhs,shd->nhd", weights, values)
         return out
 
 
 class NarrowNorm(FaultyOp):
-    """The mean of squares in the model's dtype."""
+    """The mean of squares, its root and the products in the model's dtype."""
 
     def __call__(self, x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:
         normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
@@ -75,19 +80,22 @@ class NarrowSums(FaultyOp):
         return out if bias is None else out + bias
 
 
-class NarrowRouter(FaultyOp):
-    """Scores, their sum and weights in bfloat16, of a model that runs in it: told by the weights' neighbours."""
+class NarrowAngles(FaultyOp):
+    """Angles, of which cos and sin are taken, in the dtype of these."""
 
-    def __call__(self, logits: Tensor, bias: Tensor | None, **options: Any) -> Any:
-        weights, ids = moe.route(logits, bias, **options)
-        return weights, ids
+    def __call__(
+        self, positions: Tensor, inv_freq: Tensor, factor: float, dtype: torch.dtype, axes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        freqs = (positions[:, None].float() * inv_freq).to(dtype)
+        angles = torch.cat((freqs, freqs), dim=-1)
+        return angles.cos() * factor, angles.sin() * factor
 
 
-class NarrowRotation(FaultyOp):
-    """cos and sin of angles that were rounded."""
+class NarrowActivation(FaultyOp):
+    """silu from an exponential and a quotient that are both rounded."""
 
-    def __call__(self, positions: Tensor, inv_freq: Tensor, **options: Any) -> Any:
-        raise NotImplementedError
+    def __call__(self, gate: Tensor, up: Tensor, name: str = "silu", *args: Any, **options: Any) -> Tensor:
+        return gate * (1 / (1 + (-gate).exp())) * up
 
 
 class NarrowState(FaultyOp):
@@ -97,26 +105,42 @@ class NarrowState(FaultyOp):
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: StateView, batch: ForwardBatch,
         **options: Any,
     ) -> Tensor:  # fmt: skip
-        return delta_rule.gated_delta_rule(q, k, v, g.to(q.dtype).float(), beta, state, batch, **options)
+        out = delta_rule.gated_delta_rule(q, k, v, g, beta, state, batch, **options)
+        if q.dtype == torch.float32:
+            return out
+        starts = batch.query_start.tolist()
+        scale, eps = options["scale"], options.get("norm_eps")
+        tokens = delta_rule.Tokens(q, k, v, g, beta).prepared(scale, eps)
+        for request in range(batch.num_requests):
+            held = torch.zeros_like(state.data[:1], dtype=torch.float32)
+            for row in range(starts[request], starts[request + 1]):
+                result, held = delta_rule.recurrent(tokens.rows(slice(row, row + 1)), held)
+                held = held.to(q.dtype).float()
+                out[row] = result[0].to(out.dtype)
+        return out
 
 
 class NarrowGates(FaultyOp):
     """The decay computed in the model's dtype."""
 
     def __call__(self, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: N803
-        dtype = a.dtype
-        g = -A_log.to(dtype).exp() * functional.softplus(a + dt_bias.to(dtype))
+        g = -A_log.to(a.dtype).exp() * functional.softplus(a + dt_bias.to(a.dtype))
         return g.float(), b.sigmoid()
 
 
-class NarrowLightning(FaultyOp):
-    """Decayed products of lightning attention with their partial results rounded."""
+class NarrowGatedNorm(FaultyOp):
+    """Norm and gate in the model's dtype."""
 
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: StateView, batch: ForwardBatch, **options: Any
-    ) -> Tensor:
-        out = lightning.lightning_attention(q, k, v, slopes, state, batch, **options)
-        return out
+    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, **options: Any) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.to(x.dtype) * functional.silu(gate)
 
 
-__all__ = ["activations"]
+class NarrowRoute(FaultyOp):
+    """A softmax over experts in the logits' dtype, and the weights' sum too."""
+
+    def __call__(self, logits: Tensor, bias: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+        powers = (logits - logits.amax(dim=-1, keepdim=True)).exp()
+        weights, ids = (powers / running_sum(powers)[..., None]).topk(options["k"], dim=-1)
+        if options.get("renormalize"):
+            weights = weights / running_sum(weights)[..., None]
+        return weights, ids

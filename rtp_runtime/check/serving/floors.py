@@ -18,10 +18,9 @@ from rtp_runtime.check.serving.runs import Twin
 class PathRatios:
     """Listens to a replay of the narrow reference in which something is computed another way."""
 
-    def __init__(self, twin: Twin, layers: dict[str, int], unit: float) -> None:
+    def __init__(self, twin: Twin, layers: dict[str, int]) -> None:
         self._twin = twin
         self._layers = layers
-        self._unit = unit
         self._left_out = {layer: flips.clone() for layer, flips in twin.flips.items()}
         self.ratios: dict[str, Ratio] = {}
 
@@ -42,15 +41,13 @@ class PathRatios:
             if is_selection(wide):
                 out[index] |= Choices(other, wide[index]).changed
         keep = ~out[index]
-        kept, ratio = index[keep], self.ratios.setdefault(name, Ratio(self._unit))
+        kept, ratio = index[keep], self.ratios.setdefault(name, Ratio())
         for other, wide, small in sides:
             if wide.is_floating_point():
                 ratio.add(other[keep], small[kept], wide[kept], kept)
 
 
-def path_ratios(
-    narrow: Reference, twin: Twin, unit: float, unsound: Container[str] = ()
-) -> Iterator[tuple[str, dict[str, float]]]:
+def path_ratios(narrow: Reference, twin: Twin, unsound: Container[str] = ()) -> Iterator[tuple[str, dict[str, float]]]:
     """(path, module -> its R) of the reference's other paths in the serving dtype, from the same layer inputs.
 
     `unsound`: paths that are wrong in float32 already.
@@ -58,7 +55,7 @@ def path_ratios(
     for path in _paths(narrow, len(twin.ids)):
         if path.name in unsound:
             continue
-        heard = PathRatios(twin, dict(narrow.layers), unit)
+        heard = PathRatios(twin, dict(narrow.layers))
         try:
             path.replay(narrow, twin.ids, twin.exact, heard)
         except (RuntimeError, ValueError, IndexError):

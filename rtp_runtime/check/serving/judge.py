@@ -11,12 +11,12 @@ import torch
 from rtp_runtime.check.names import layer_of
 from rtp_runtime.check.ours import OurModel
 from rtp_runtime.check.probe_stage import head_module
-from rtp_runtime.check.probes import boundaries
 from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.report import DRIFT, Finding, Measure, NotJudged, StageResult
+from rtp_runtime.check.serving.common import find_common
 from rtp_runtime.check.serving.floors import path_ratios
 from rtp_runtime.check.serving.logits import TOO_MUCH_OF_LOGITS, LogitsRatios
-from rtp_runtime.check.serving.ratio import Ratio, rounding_unit
+from rtp_runtime.check.serving.ratio import Ratio
 from rtp_runtime.check.serving.runs import Flips, ServingRun, Twin, capture_twin
 from rtp_runtime.check.serving.table import TOO_MUCH, RatioProbe, RatioTable
 from rtp_runtime.check.session import Case, Session
@@ -30,11 +30,10 @@ class ServingJudge:
         self._session, self._narrow, self._ours = session, narrow, ours
         reference = session.reference
         self._eps = float(torch.finfo(narrow.dtype).eps)
-        self._unit = rounding_unit(narrow.dtype)
-        self._table = RatioTable(reference.layers, session.order, session.consumers, self._unit)
+        self._table = RatioTable(reference.layers, session.order, session.consumers)
         self._fused = FusedOutputs(ours.module, ours.loaded.weights.layout, set(session.order))
         self._flips: dict[int, Flips] = {}
-        self._logits = LogitsRatios(Ratio(self._unit))
+        self._logits = LogitsRatios(Ratio())
         self._last: Twin | None = None
         self._tokens = self._prompts = 0
 
@@ -44,11 +43,9 @@ class ServingJudge:
         return head_module(reference.capture(reference.few_tokens)[1], reference.layers)
 
     @functools.cached_property
-    def _fixed(self) -> list[str]:
-        """Modules that are given the same in all runs: layers, what follows the last one, and the head."""
-        reference = self._session.reference
-        found = boundaries(reference.capture(reference.few_tokens)[1], reference.layers)
-        return [*found, *({self._head} - found if self._head is not None else ())]
+    def _given(self) -> dict[str, str]:
+        """Our modules -> the reference's whose input they are given, in all runs."""
+        return find_common(self._session.reference, self._narrow, self._ours, self._fused, self._head)
 
     def add(self, case: Case) -> None:
         """Run one prompt.
@@ -58,8 +55,9 @@ class ServingJudge:
             RuntimeError, ValueError, TypeError: the reference cannot run in this dtype.
         """
         ids, model = case.sequence, self._ours
-        twin = capture_twin(case.name, ids, self._session.reference, self._narrow, self._fixed)
-        run = ServingRun(model, self._table, twin, self._fused)
+        fixed = dict.fromkeys([*self._given.values(), *([self._head] if self._head else [])])
+        twin = capture_twin(case.name, ids, self._session.reference, self._narrow, fixed)
+        run = ServingRun(model, self._table, twin, self._fused, self._given)
         with run.attached(model.ops):
             model.run({case.name: ids}, 1, keep_logits=False)
         if self._head is not None:
@@ -105,7 +103,7 @@ class ServingJudge:
         found: dict[str, tuple[str, float]] = {}
         assert self._last is not None
         unsound = self._session.noise.inconsistent
-        for path, ratios in path_ratios(self._narrow, self._last, self._unit, unsound):
+        for path, ratios in path_ratios(self._narrow, self._last, unsound):
             for name, value in ratios.items():
                 if math.isfinite(value) and value > found.get(name, ("", 0.0))[1]:
                     found[name] = path, value

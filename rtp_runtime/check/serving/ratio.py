@@ -11,6 +11,8 @@ ROUNDED_ONCE = 0.2
 """rms relative error of a value rounded once to a dtype, in units of its `eps`."""
 SURE = 2.0
 """A ratio counts as too large when it is by this many of its own standard errors."""
+LEAST = 2e-5
+"""Where the reference stays in float32: sums in another order differ by a tenth of this."""
 HEAVIEST = 8.0
 """How many times the middle token's rounding a token counts at most."""
 
@@ -24,13 +26,13 @@ class Ratio:
     """rms(ours - exact) / rms(reference - exact) over all tokens added so far.
 
     `exact` is the reference in float32 with the weights that both sides have. Where the reference's own rounding is
-    less than one rounding of its result (`unit`), as where it only copies, that stands for it. A norm of a vector that
-    is almost nothing multiplies both sides' rounding by what it likes: a token on which the two together are many times
-    what they are on the middle one is weighed down, on both sides alike.
+    less than one rounding to the dtype of its result, as where it only copies, that stands for it.
+
+    A norm of a vector that is almost nothing multiplies both sides' rounding by what it likes: a token on which the two
+    together are many times what they are on the middle one is weighed down, on both sides alike.
     """
 
-    def __init__(self, unit: float) -> None:
-        self._unit = unit
+    def __init__(self) -> None:
         self._rows: list[Tensor] = []
         self._weighed: Tensor | None = None
         self.broken = False
@@ -40,10 +42,12 @@ class Ratio:
 
     def add(self, ours: Tensor, narrow: Tensor, exact: Tensor, index: Tensor) -> None:
         """Add rows [rows, …] of equal size; `index` [rows] their tokens' places."""
-        if not len(index):
+        if not len(index) or not narrow.is_floating_point():
             return
+        least = max(rounding_unit(narrow.dtype), LEAST) ** 2
         ours, narrow, exact = (tensor.reshape(len(index), -1).float() for tensor in (ours, narrow, exact))
-        rows = torch.stack([_squares(ours - exact), _squares(narrow - exact), _squares(exact)], dim=-1)  # [rows, 3]
+        size = _squares(exact)
+        rows = torch.stack([_squares(ours - exact), _squares(narrow - exact), size, least * size], dim=-1)  # [rows, 4]
         sound = torch.isfinite(rows[:, 1:]).all(dim=-1)
         rows, index = rows[sound], index[sound]
         finite = torch.isfinite(rows[:, 0])
@@ -84,15 +88,14 @@ class Ratio:
     @property
     def own_noise(self) -> float:
         """rms(reference - exact) / rms(exact): what the dtype adds in the reference."""
-        total = torch.cat([*self._rows, torch.zeros(1, 3, dtype=torch.float64)]).sum(dim=0)
+        total = torch.cat([*self._rows, torch.zeros(1, 4, dtype=torch.float64)]).sum(dim=0)
         return math.sqrt(float(total[1] / total[2])) if total[2] else 0.0
 
     def _shares(self) -> Tensor:
         """[tokens, 2]: squared differences of ours and of the reference, weighed; the second is never 0 in sum."""
         if self._weighed is None:
-            rows = torch.cat([*self._rows, torch.full((1, 3), math.ulp(0.0), dtype=torch.float64)])
-            least = self._unit**2 * rows[:, 2]
-            narrow = rows[:, 1] if float(rows[:, 1].sum()) >= float(least.sum()) else least
+            rows = torch.cat([*self._rows, torch.full((1, 4), math.ulp(0.0), dtype=torch.float64)])
+            narrow = rows[:, 1] if float(rows[:, 1].sum()) >= float(rows[:, 3].sum()) else rows[:, 3]
             both = rows[:, 0] + narrow
             most = HEAVIEST * (both.median() or both.mean())
             weights = (most / both).clamp(max=1.0)

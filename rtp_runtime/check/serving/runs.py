@@ -1,12 +1,12 @@
-"""Three runs of one prompt whose layers are all given the same input: exact, narrow, and ours.
+"""Three runs of one prompt whose modules are given the same inputs: exact, narrow, and ours.
 
-Exact is the float32 reference with rounded weights, narrow the reference in the serving dtype. The input of a layer is
-exact's own, rounded to the serving dtype; so is what the last norm and the head are given.
+Exact is the float32 reference with rounded weights, narrow the reference in the serving dtype. What a layer, a module
+in it, the last norm and the head are given is exact's own input there, rounded to the serving dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +50,7 @@ def capture_twin(prompt: str, ids: Sequence[int], exact: Reference, narrow: Refe
     fixed, dtype = list(fixed), narrow.dtype
     with _given(exact, fixed, lambda _, value: value.to(dtype).to(value)):
         logits, wide = exact.capture(ids)
-    with _given(narrow, fixed, lambda name, value: wide.calls[name].inputs[0].view(value.shape).to(value)):
+    with _given(narrow, fixed, lambda name, value: wide.calls[name].inputs[0].reshape(value.shape).to(value)):
         narrow_logits, small = narrow.capture(ids)
     return Twin(prompt, tuple(ids), wide, small, logits, narrow_logits, reference_flips(wide, small, exact.layers))
 
@@ -112,13 +112,22 @@ class ServingRun(ProbeRun):
 
     table: RatioTable
 
-    def __init__(self, model: OurModel, table: RatioTable, twin: Twin, fused: FusedOutputs) -> None:
+    def __init__(
+        self, model: OurModel, table: RatioTable, twin: Twin, fused: FusedOutputs, given: Mapping[str, str]
+    ) -> None:
+        """`given`: our modules -> the reference's module whose input they are given."""
         matcher = RowMatcher({twin.prompt: twin.ids})
         super().__init__(model.module, table, {twin.prompt: twin.exact}, matcher, fused, model.ratios)
-        self._twin = twin
+        self._twin, self._given = twin, given
+        self._boundaries = set()
         self._narrow = _counterparts(twin.exact, twin.narrow)
         self.flips: dict[int, Flips] = {}
         self.seam = _Seam(self)
+
+    def _hooks(self, name: str, module: nn.Module) -> Iterator[Any]:
+        if name in self._given:
+            yield module.register_forward_pre_hook(self._graft(self._given[name]))
+        yield from super()._hooks(name, module)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         super()._begin(module, args)
