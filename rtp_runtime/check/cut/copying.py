@@ -80,7 +80,7 @@ def cut_parts(source: Path, outline: Outline, kept: Kept) -> list[Part]:
 
 
 def cut_ids(table: Tensor, num_experts: int, columns: int) -> Tensor:
-    """A table of expert ids [rows, ids] among the first experts: each id modulo their number, the next free if taken."""
+    """Expert ids [rows, ids] among the first experts: each id modulo their number, the next one where that is taken."""
     ids = table[:, :columns] % num_experts
     for column in range(1, columns):
         while bool((taken := (ids[:, :column] == ids[:, column : column + 1]).any(dim=1)).any()):
@@ -125,9 +125,9 @@ def _new_name(name: str, prefix: str, kept: Kept, lists: Mapping[str, int]) -> s
     if int(pieces[0]) not in kept.layers:
         return None
     place = next((place for place, piece in enumerate(pieces[1:], 1) if piece.isdecimal()), None)
-    if place is not None and kept.experts < kept.num_experts == lists[".".join(pieces[:place])]:
-        if int(pieces[place]) >= kept.experts:
-            return None
+    of_experts = place is not None and kept.experts < kept.num_experts == lists[".".join(pieces[:place])]
+    if place is not None and of_experts and int(pieces[place]) >= kept.experts:
+        return None
     return ".".join([prefix, str(kept.layers.index(int(pieces[0]))), *pieces[1:]])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from torch import nn
+
 from rtp_runtime.check.cut.edits import Edits, KeyPath, TextPart
 from rtp_runtime.check.cut.outline import Outline, outline
 from rtp_runtime.errors import NotJudgedError, UsageError
@@ -117,28 +119,19 @@ def _takes_experts_away(part: TextPart, edits: Edits, whole: Outline, path: KeyP
         return False
     if len(less.layers) != len(whole.layers) or not less.same_around(whole):
         return False
-    rows, changed = 0, False
-    for before, after in zip(whole.layers, less.layers, strict=True):
-        old, new = (
-            {n: tuple(t.shape) for n, t in _tensors(side.model, name)}
-            for side, name in ((whole, before), (less, after))
-        )
-        gone = [name for name in old if name not in new]
-        if new.keys() - old.keys() or not all(_numbered(name, value - 1) for name in gone):
+    stacks = gone = rows = 0
+    for name in whole.layers:
+        old, new = _shapes(whole.model.get_submodule(name)), _shapes(less.model.get_submodule(name))
+        left_out = [tensor for tensor in old if tensor not in new]
+        cut = [tensor for tensor in old if new.get(tensor, old[tensor]) != old[tensor]]
+        if new.keys() - old.keys() or not all(str(value - 1) in tensor.split(".") for tensor in left_out):
             return False
-        cut = [name for name in new if new[name] != old[name]]
-        if not all(old[name] == (new[name][0] + 1, *new[name][1:]) for name in cut if new[name]):
+        if any(old[tensor] != (new[tensor][0] + 1, *new[tensor][1:]) for tensor in cut if new[tensor]):
             return False
-        stacks = [name for name in cut if len(old[name]) == 3]
-        rows += len(cut)
-        changed = changed or bool(gone or stacks)
-    return changed and rows > 0
+        stacks += sum(len(old[tensor]) == 3 for tensor in cut)
+        gone, rows = gone + len(left_out), rows + len(cut)
+    return bool((stacks or gone) and rows)
 
 
-def _tensors(model, name):  # type: ignore[no-untyped-def]
-    layer = model.get_submodule(name)
-    return (*layer.named_parameters(), *layer.named_buffers())
-
-
-def _numbered(name: str, number: int) -> bool:
-    return str(number) in name.split(".")
+def _shapes(layer: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in (*layer.named_parameters(), *layer.named_buffers())}

@@ -110,8 +110,8 @@ def _prefix(search: _Search, wanted: Sequence[int], kinds: Sequence[Sequence[int
         if edits is not None:
             return Chosen(tuple(range(count)), edits, total, tuple(map(tuple, kinds)), note.format(count))
     raise NotJudgedError(
-        f"--layers {','.join(map(str, wanted))}: no edit of the config leaves a model of these layers, nor of the first "
-        f"{depth} or more; check all layers, or fewer experts (--experts)"
+        f"--layers {','.join(map(str, wanted))}: no edit of the config leaves a model of these layers, nor of the "
+        f"first {depth} or more; check all layers, or fewer experts (--experts)"
     )
 
 
