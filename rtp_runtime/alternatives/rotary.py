@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rtp_kernel.ops.rotary import rotary
@@ -17,7 +18,8 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, at_end: bool = Fals
 
     cos, sin: [tokens, rotary dim / 2], each angle once. `layout`: as in `rtp_kernel.ops.rotary.LAYOUTS`.
     """
-    width = 2 * cos.shape[-1]
+    cos, sin = (torch.cat((table, table), dim=-1) for table in (cos, sin))
+    width = cos.shape[-1]
     if not at_end:
         return rotary(x, x, cos, sin, layout)[0]
     out = x.clone()

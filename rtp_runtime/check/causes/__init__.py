@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from rtp_runtime.check.causes.modes import explain_mode
+from rtp_runtime.check.causes.modes import mode_scene, told_by_mode
 from rtp_runtime.check.causes.scene import Scene, make_scene
 from rtp_runtime.check.causes.search import Search, Tried
 from rtp_runtime.check.causes.shapes import explain_shapes
@@ -27,11 +27,13 @@ def explain(session: Session, finding: Finding) -> Cause | None:
         return cause
     if finding.what == "raised":
         return Cause(status="unknown", words=f"our model raised: {finding.detail}", fix="the line that the error names")
-    scene = make_scene(session, finding)
+    scene = make_scene(session, finding) or mode_scene(session, finding)
     if scene is None:
-        return explain_mode(session, finding) or unknown(finding, "where it is given the reference's input it matches")
-    if math.isinf(scene.error):
-        return explain_shapes(scene) or unknown(finding, "what it gives cannot be compared")
+        return told_by_mode(finding) or unknown(finding, "where it is given the reference's input it matches")
+    if math.isinf(scene.error) or math.isinf(finding.error):
+        found = explain_shapes(scene)
+        if found is not None or math.isinf(scene.error):
+            return found or unknown(finding, "what it gives cannot be compared")
     search = Search(scene)
     search.run()
     return _cause(search, scene, finding)
@@ -40,7 +42,7 @@ def explain(session: Session, finding: Finding) -> Cause | None:
 def unknown(finding: Finding, why: str) -> Cause:
     """No known cause, with module and numbers."""
     where = f"{finding.module} (relative error {finding.error:.2e}, allowed {finding.tolerance:.1e})"
-    return Cause(status="unknown", words=f"no known cause for {where}: {why}")
+    return Cause(status="unknown", words=f"{where}: {why}")
 
 
 def _cause(search: Search, scene: Scene, finding: Finding) -> Cause:
@@ -51,6 +53,9 @@ def _cause(search: Search, scene: Scene, finding: Finding) -> Cause:
         return _told(search.closest, "closest", "")
     if search.too_small is not None and search.closest is None:
         return _told(search.too_small, "not judged", "; its effect is too small to be told from rounding")
+    by_mode = told_by_mode(finding) if scene.mode else None
+    if by_mode is not None:
+        return by_mode
     why = f"{search.tried} mistakes were tried at {scene.key.module}" + (
         ", and time was over" if search.out_of_time else ""
     )

@@ -20,7 +20,7 @@ Attend = Callable[..., Any]
 
 def attention_mistakes(scene: Scene) -> Iterator[Hypothesis]:
     """Of the attention that the accused module calls."""
-    for name in _attending(scene):
+    for name in attending(scene):
         yield from _heads(scene, name)
         yield from _masks(scene, name)
         yield from _options(scene, name)
@@ -28,7 +28,7 @@ def attention_mistakes(scene: Scene) -> Iterator[Hypothesis]:
 
 def attention_numbers(scene: Scene) -> Iterator[Fit]:
     """The scale of the softmax, and the cap of the scores."""
-    for name in _attending(scene):
+    for name in attending(scene):
         module: Any = scene.reference.modules[name]
         call = scene.base.attention[name]
         seen = _arguments(scene, name)
@@ -40,7 +40,9 @@ def attention_numbers(scene: Scene) -> Iterator[Fit]:
         tries += [width**-0.5 for width in widths]
         yield Fit(
             kind="attention-scale",
-            words=lambda found, scaling=scaling: f"ours scales the attention scores by {found:.7g}; the reference by {scaling:.7g}",
+            words=lambda found, scaling=scaling: (
+                f"ours scales the attention scores by {found:.7g}; the reference by {scaling:.7g}"
+            ),
             fix=f"the scale of Attention in {scene.wheres()}",
             mistake=lambda found, name=name: _with_options(scene, name, scaling=found),
             right=scaling, tries=tuple(tries), log=True, cost=1.0,
@@ -48,14 +50,16 @@ def attention_numbers(scene: Scene) -> Iterator[Fit]:
         cap = seen.get("softcap")
         if cap:
             yield Fit(
-                kind="softcap", words=lambda found, cap=cap: f"ours caps the scores at {found:.6g}; the reference at {cap:.6g}",
+                kind="softcap", words=lambda found, cap=cap: (
+                    f"ours caps the scores at {found:.6g}; the reference at {cap:.6g}"
+                ),
                 fix=f"the soft cap of Attention in {scene.wheres()}",
                 mistake=lambda found, name=name: _with_options(scene, name, softcap=found),
                 right=float(cap), tries=(30.0, 50.0), log=True, cost=1.0,
             )  # fmt: skip
 
 
-def _attending(scene: Scene) -> list[str]:
+def attending(scene: Scene) -> list[str]:
     """Modules in (or around) the accused one that call the attention interface."""
     own, block = scene.module_name, scene.block_name
     names = [name for name in scene.base.attention if name == own or name.startswith(f"{own}.")]
@@ -122,9 +126,9 @@ def _heads(scene: Scene, name: str) -> Iterator[Hypothesis]:
     call, where = scene.base.attention[name], scene.wheres()
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     changes: list[tuple[str, str, Any]] = [
-        ("heads-transposed", "takes v as [dim, heads]; the reference as [heads, dim]", lambda q, k, v: (q, k, _transposed(v))),
-        ("heads-transposed", "takes k as [dim, heads]; the reference as [heads, dim]", lambda q, k, v: (q, _transposed(k), v)),
-        ("heads-transposed", "takes q as [dim, heads]; the reference as [heads, dim]", lambda q, k, v: (_transposed(q), k, v)),
+        ("heads-transposed", "takes v as [dim, heads], not [heads, dim]", lambda q, k, v: (q, k, _transposed(v))),
+        ("heads-transposed", "takes k as [dim, heads], not [heads, dim]", lambda q, k, v: (q, _transposed(k), v)),
+        ("heads-transposed", "takes q as [dim, heads], not [heads, dim]", lambda q, k, v: (_transposed(q), k, v)),
         ("heads-order", "has the heads of v in reverse order", lambda q, k, v: (q, k, v.flip(1))),
         ("heads-order", "has the heads of v shifted by one", lambda q, k, v: (q, k, v.roll(1, 1))),
         ("heads-order", "has the heads of k and v in reverse order", lambda q, k, v: (q, k.flip(1), v.flip(1))),
@@ -136,7 +140,7 @@ def _heads(scene: Scene, name: str) -> Iterator[Hypothesis]:
         back = order.argsort()
         yield Hypothesis(
             kind="grouped-heads",
-            words=f"ours lets query head h share the keys of head h mod {kv_heads}; the reference those of h // {group}",
+            words=f"ours lets query head h share the keys of head h mod {kv_heads}; the reference of h // {group}",
             fix=f"the grouping of heads in {where}, or in the attention op",
             mistake=lambda: wrapped(scene, name, lambda original: _regrouped(original, order, back)),
             cost=0.9,
@@ -154,7 +158,7 @@ def _heads(scene: Scene, name: str) -> Iterator[Hypothesis]:
             late=_given(scene, name, change), cost=1.1,
         )  # fmt: skip
     yield Hypothesis(
-        kind="heads-transposed", words="ours lays out attention's result as [dim, heads]; the reference as [heads, dim]",
+        kind="heads-transposed", words="ours lays out attention's result as [dim, heads], not [heads, dim]",
         fix=f"how {where} lays out heads", mistake=lambda: wrapped(scene, name, _result_transposed), cost=1.2,
     )  # fmt: skip
 
@@ -193,12 +197,12 @@ def _masks(scene: Scene, name: str) -> Iterator[Hypothesis]:
                 kind="window-ignored" if ignored else "window-everywhere" if everywhere else "window-size",
                 words=f"ours lets a token see {seen}; in the reference it sees {known}",
                 fix=f"the window of Attention in {scene.wheres()}, or sliding_window and layer_types of the config",
-                mistake=lambda other=other: _masked(scene, name, _band(tokens, other)), cost=1.0,
+                mistake=lambda other=other: masked(scene, name, band(tokens, other)), cost=1.0,
             )  # fmt: skip
     for by, words in ((1, "one token more, after itself"), (-1, "not itself")):
         yield Hypothesis(
             kind="causality", words=f"ours lets a token see {words}", fix=f"the mask in {scene.wheres()}",
-            mistake=lambda by=by: _masked(scene, name, _band(tokens, window, by)), cost=1.2,
+            mistake=lambda by=by: masked(scene, name, band(tokens, window, by)), cost=1.2,
         )  # fmt: skip
     if call.visible is not None and call.visible.shape[-1] > tokens:
         for by, words in ((1, "one token late"), (-1, "one token early")):
@@ -210,7 +214,7 @@ def _masks(scene: Scene, name: str) -> Iterator[Hypothesis]:
             )  # fmt: skip
 
 
-def _band(tokens: int, window: int | None, ahead: int = 0) -> Tensor:
+def band(tokens: int, window: int | None, ahead: int = 0) -> Tensor:
     distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
     seen = distance >= -ahead
     seen = seen if window is None else seen & (distance < window)
@@ -218,7 +222,7 @@ def _band(tokens: int, window: int | None, ahead: int = 0) -> Tensor:
     return seen
 
 
-def _masked(scene: Scene, name: str, seen: Tensor) -> AbstractContextManager[Any]:
+def masked(scene: Scene, name: str, seen: Tensor) -> AbstractContextManager[Any]:
     """The mask over tokens replaced; columns for other keys stay."""
     tokens = len(seen)
     mask = torch.zeros(1, 1, tokens, tokens).masked_fill(~seen, torch.finfo(torch.float32).min)

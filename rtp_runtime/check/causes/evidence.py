@@ -33,7 +33,7 @@ class Kept:
 
     def add(self, ours: Rows, index: Tensor) -> None:
         """More rows; of what is split in two ways, the module's own comes first and is kept."""
-        if any(bool(torch.isin(index, other).any()) for other in self.index) and not self.repeated:
+        if any(bool(torch.isin(index, other).any()) for other in self.index):
             return
         self.ours.append(ours)
         self.index.append(index)
@@ -49,19 +49,20 @@ class Kept:
 class KeepingRun(ProbeRun):
     """A probe run that keeps what it compares in some modules. `wanted`: whether a module is one of them."""
 
-    def __init__(self, *args: Any, wanted: Callable[[str], bool], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, wanted: Callable[[str], bool], prompt: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._wanted = wanted
+        self._prompt = prompt
         self.kept: dict[ProbeKey, Kept] = {}
         self.ties: dict[int | None, Tensor] = {}
         """Layer -> [tokens] bool: those that chose among equals."""
 
     def compare(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
-        self._keep(key, [t[segment.rows] for t in ours], segment.index)
+        self._keep(key, segment.prompt, [t[segment.rows] for t in ours], segment.index)
         super().compare(key, segment, ours, reference)
 
     def compare_repeats(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
-        self._keep(key, [t[segment.rows] for t in ours], segment.index)
+        self._keep(key, segment.prompt, [t[segment.rows] for t in ours], segment.index)
         if key in self.kept:
             self.kept[key].repeated = True
         super().compare_repeats(key, segment, ours, reference)
@@ -69,8 +70,8 @@ class KeepingRun(ProbeRun):
     def compare_choices(
         self, key: ProbeKey, part: Segment, choices: Choices, ties: Tensor, pick: Callable[[Capture], Tensor]
     ) -> None:
-        if self._wanted(key.module) and key not in self.kept:
-            self._keep(key, [choices.ours], part.index)
+        if self._wanted(key.module) and key not in self.kept and part.prompt == self._prompt:
+            self._keep(key, part.prompt, [choices.ours], part.index)
             self.kept[key].pick = pick
         super().compare_choices(key, part, choices, ties, pick)
 
@@ -85,7 +86,7 @@ class KeepingRun(ProbeRun):
     ) -> None:
         closing = (segment.index + 1) % ratio == 0
         place = (segment.index[closing] + 1) // ratio - 1
-        self._keep(key, [t[segment.rows[closing]] for t in ours], place)
+        self._keep(key, segment.prompt, [t[segment.rows[closing]] for t in ours], place)
         super().compare_entries(key, segment, ours, entries, ratio, inputs)
 
     def leave_out(self, module: str, segment: Segment, ties: Tensor) -> None:
@@ -95,8 +96,8 @@ class KeepingRun(ProbeRun):
             length = self.captures[segment.prompt].num_tokens
             self.ties.setdefault(layer, torch.zeros(length, dtype=torch.bool))[segment.index[ties]] = True
 
-    def _keep(self, key: ProbeKey, ours: Sequence[Tensor], index: Tensor) -> None:
-        if self._wanted(key.module) and len(index):
+    def _keep(self, key: ProbeKey, prompt: str, ours: Sequence[Tensor], index: Tensor) -> None:
+        if prompt == self._prompt and self._wanted(key.module) and len(index):
             # Ops and models may go on to write where these lie.
             self.kept.setdefault(key, Kept()).add(tuple(t.clone() for t in ours), index)
 

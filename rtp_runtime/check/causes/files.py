@@ -1,4 +1,4 @@
-"""Mistakes in files: what our checkpoint's config and tensors say differently from the reference's, put in one by one."""
+"""Mistakes in files: what our checkpoint's config and tensors say differently from the reference's, one by one."""
 
 from __future__ import annotations
 

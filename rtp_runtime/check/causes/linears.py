@@ -1,4 +1,4 @@
-"""Mistakes in projections: fused parts in another order or interleave, rows permuted, a bias, experts and their halves."""
+"""Mistakes in projections: fused parts in another order or interleave, rows permuted, experts and their halves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def linear_mistakes(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def _siblings(scene: Scene) -> list[str]:
-    """Projections that are given what the accused one is given, in order of declaration; none if it is no projection."""
+    """Projections that are given what the accused one is given, as declared; none if it is no projection."""
     calls, own = scene.base.calls, scene.module_name
     if own not in calls or not _is_linear(scene.module) or not calls[own].inputs:
         return []

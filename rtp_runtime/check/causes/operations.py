@@ -1,4 +1,4 @@
-"""Mistakes in single operations: a term or factor left out or taken twice, another function, parts exchanged, rounding."""
+"""Mistakes in single operations: a term or factor left out or twice, another function, parts exchanged, rounding."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Operations:
                 words = f"ours leaves out `{text}` in `{site.text}`"
                 yield self._hypothesis(
                     f"{what}-left-out", words, f"put `{text}` into {self._scene.wheres()}", site,
-                    _keep_only(1 - place), 1.0 if place else 1.3,
+                    _keep_only(1 - place), 1.0 if place else 1.05,
                 )  # fmt: skip
         if not isinstance(other, Tensor) or id(other) in self._own or other.numel() == 1:
             text = right or _number_text(other)
@@ -121,6 +121,8 @@ class Operations:
                     yield self._hypothesis(
                         "activation", words, f'use "{name}" in {scene.wheres()}', site, _apply(other), 1.1
                     )
+        if site.name in ("softmax", "sigmoid") and site.args[0].shape[-1] == 1:
+            return
         if site.name == "softmax":
             words = f"ours takes a sigmoid of the scores; the reference a softmax (`{site.text}`)"
             yield self._hypothesis("score-function", words, f"use softmax in {scene.wheres()}", site, _sigmoid, 1.1)

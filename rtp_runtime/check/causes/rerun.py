@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ Mistake = Callable[[], AbstractContextManager[Any]]
 """Makes the reference wrong for the time of the block."""
 
 
-class _Done(Exception):
+class _DoneError(Exception):
     """The layer has run; the rest of the forward is not needed."""
 
 
@@ -78,10 +78,8 @@ class Rerun:
             stack.enter_context(late())
             stack.enter_context(self._stopping(reference))
             stack.enter_context(torch.inference_mode())
-            try:
+            with suppress(_DoneError):
                 reference.logits(self.ids)
-            except _Done:
-                pass
         return capture
 
     @contextmanager
@@ -99,7 +97,7 @@ class Rerun:
     @contextmanager
     def _stopping(self, reference: Reference) -> Iterator[None]:
         def stop(*_: Any) -> None:
-            raise _Done
+            raise _DoneError
 
         last = next((name for name, index in reference.layers.items() if index == self.layer), None)
         if last is None:

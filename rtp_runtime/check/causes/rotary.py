@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -186,37 +186,46 @@ def _moved_positions(module: nn.Module, by: int) -> AbstractContextManager[Any]:
 
 
 def _layouts(scene: Scene) -> Iterator[Hypothesis]:
-    """Heads turned in the other layout, at the other end, backwards, or not at all."""
-    for function, scope in _rotating(scene):
-        where, seen = scene.wheres(), _Seen()
-        scene.rerun.run(lambda: _replaced(scope, function, seen.listening))
-        layout = seen.layout
-        if layout is None:
-            continue
-        told = LAYOUTS.get(layout, layout)
-        for other in ("half", "interleaved"):
-            if other != layout:
-                yield Hypothesis(
-                    kind="rotary-layout", words=f"ours turns heads {LAYOUTS[other]}; the reference {told}",
-                    fix=f'Rotary("{layout}") in {where}',
-                    mistake=lambda other=other: _replaced(scope, function, _turning(other)), cost=0.8,
-                )  # fmt: skip
-        for kind, words, change in (
-            ("rotary-left-out", "does not turn heads", lambda x, cos, sin: x),
-            ("rotary-direction", "turns heads the other way", lambda x, cos, sin: _turn(x, cos, -sin, layout)),
-        ):
-            yield Hypothesis(
-                kind=kind, words=f"ours {words}; the reference turns them {told}", fix=f"the rotation of q and k in {where}",
-                mistake=lambda change=change: _replaced(scope, function, lambda original: _each(original, change)),
-                cost=1.0,
-            )  # fmt: skip
-        if seen.count > 1:
-            for place, part in ((0, "q"), (1, "k")):
-                yield Hypothesis(
-                    kind="rotary-left-out", words=f"ours does not turn {part}; the reference turns q and k",
-                    fix=f"the rotation of q and k in {where}",
-                    mistake=lambda place=place: _replaced(scope, function, _without(place)), cost=1.1,
-                )  # fmt: skip
+    """Heads turned in the other layout, backwards, or not at all, by each function that turns any."""
+    for name, scope in _rotating(scene):
+        yield from _turned_otherwise(scene, name, scope)
+
+
+def _turned_otherwise(scene: Scene, name: str, scope: dict[str, Any]) -> Iterator[Hypothesis]:
+    where, seen = f"the rotation of q and k in {scene.wheres()}", _Seen()
+    scene.rerun.run(lambda: patching.function(scope, name, seen.listening))
+    layout = seen.layout
+    if layout is None:
+        return
+    told = LAYOUTS.get(layout, layout)
+    for other in (other for other in ("half", "interleaved") if other != layout):
+        yield Hypothesis(
+            kind="rotary-layout",
+            words=f"ours turns heads {LAYOUTS[other]}; the reference {told}",
+            fix=f'Rotary("{layout}") in {scene.wheres()}',
+            mistake=lambda other=other: patching.function(scope, name, _turning(other)),
+            cost=0.8,
+        )
+    changes: list[tuple[str, str, Callable[..., Tensor]]] = [
+        ("rotary-left-out", "does not turn heads", lambda x, cos, sin: x),
+        ("rotary-direction", "turns heads the other way", lambda x, cos, sin: _turn(x, cos, -sin, layout)),
+    ]
+    for kind, words, change in changes:
+        yield Hypothesis(
+            kind=kind,
+            words=f"ours {words}; the reference turns them {told}",
+            fix=where,
+            mistake=lambda change=change: patching.function(scope, name, lambda original: _each(original, change)),
+            cost=1.0,
+        )
+    for place, part in ((0, "q"), (1, "k")) if seen.count > 1 else ():
+        yield Hypothesis(
+            kind="rotary-left-out",
+            words=f"ours does not turn {part}; the reference turns q and k",
+            fix=where,
+            mistake=lambda place=place: patching.function(scope, name, _without(place)),
+            cost=1.1,
+        )
 
 
 def _rotating(scene: Scene) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -228,10 +237,6 @@ def _rotating(scene: Scene) -> Iterator[tuple[str, dict[str, Any]]]:
             if not isinstance(scope[name], type) and (id(scope), name) not in done:
                 done.add((id(scope), name))
                 yield name, scope
-
-
-def _replaced(scope: dict[str, Any], name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[Any]:
-    return patching.function(scope, name, wrap)
 
 
 class _Seen:
@@ -317,6 +322,3 @@ def _without(place: int) -> Callable[[Any], Any]:
         return call
 
     return wrap
-
-
-__all__ = ["nullcontext", "rebuilt", "rotary_mistakes", "rotary_numbers"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.causes.evidence import Evidence, KeepingRun, Kept
@@ -16,7 +16,7 @@ from rtp_runtime.check.causes.hypothesis import Hypothesis
 from rtp_runtime.check.causes.judge import Match, compare, errors
 from rtp_runtime.check.causes.rerun import Rerun
 from rtp_runtime.check.names import layer_of, parent_of
-from rtp_runtime.check.ours import ModuleError
+from rtp_runtime.check.ours import ModuleError, Schedule
 from rtp_runtime.check.probe_stage import head_module
 from rtp_runtime.check.probe_table import FED, INPUT, LOGITS, OUTPUT, WHAT, ProbeKey, ProbeTable
 from rtp_runtime.check.reference import Reference
@@ -44,6 +44,10 @@ class Scene:
     evidence: Evidence
     before: dict[ProbeKey, float]
     """Errors of all kept quantities against the reference as it is."""
+    mode: str = ""
+    """The execution mode, where it is no whole prefill."""
+    parts: tuple[int, ...] = ()
+    """Lengths of its steps."""
     focus: str = ""
     """The module in which mistakes are looked for now."""
 
@@ -110,6 +114,17 @@ class Scene:
             # A mistake that is put into foreign code may break it in any way: then it was not the one.
             return None
 
+    def wrong_tokens(self) -> Tensor:
+        """[tokens] bool: for which ours differs at the accused module."""
+        pairs = self.evidence.pairs(self.key, self.base, self.layer) or []
+        wrong = torch.zeros(len(self.rerun.ids), dtype=torch.bool)
+        index = self.evidence.kept[self.key].values()[1]
+        for ours, theirs in pairs:
+            if len(ours) == len(index):
+                far = (ours - theirs).norm(dim=1) > 10 * self.tolerance() * theirs.norm(dim=1)
+                wrong[index[far]] = True
+        return wrong
+
     def mended(self, capture: Capture) -> int:
         """How many kept quantities match this capture."""
         try:
@@ -151,18 +166,36 @@ def make_scene(session: Session, finding: Finding) -> Scene | None:
     return None
 
 
-def scene_of(session: Session, finding: Finding, case: Case, layer: int | None) -> Scene | None:
-    """The scene on one prompt; None where nothing differs there."""
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How prompts are run where that matters."""
+
+    name: str
+    prompts: Mapping[str, Sequence[int]]
+    num_new_tokens: int
+    schedule: Schedule
+    parts: tuple[int, ...]
+
+
+def scene_of(
+    session: Session, finding: Finding, case: Case, layer: int | None, steps: Steps | None = None
+) -> Scene | None:
+    """The scene on one prompt, run whole or as `steps` say; None where nothing differs there."""
     rerun = Rerun(session.reference, case.sequence, layer)
     try:
-        run = _keep(session, case, rerun)
+        run = _keep(session, case, rerun, steps)
     except ModuleError:
         return None
     evidence = Evidence(run.kept, run.ties)
     before = errors(evidence, rerun.base, layer)
     wrong = [key for key, e in before.items() if not e <= session.noise.module_tolerance(key.module)]
     key = _accused(finding, sorted(wrong, key=run.table.rank))
-    return None if key is None else Scene(session, finding, key, layer, rerun, evidence, before)
+    if key is None:
+        return None
+    scene = Scene(session, finding, key, layer, rerun, evidence, before)
+    if steps is not None:
+        scene.mode, scene.parts = steps.name, steps.parts
+    return scene
 
 
 def ensure_cases(session: Session) -> None:
@@ -185,7 +218,7 @@ def _by_suitability(cases: list[Case]) -> list[Case]:
     return sorted(short, key=lambda c: -lengths[c.name]) + sorted(rest, key=lambda c: lengths[c.name])
 
 
-def _keep(session: Session, case: Case, rerun: Rerun) -> KeepingRun:
+def _keep(session: Session, case: Case, rerun: Rerun, steps: Steps | None = None) -> KeepingRun:
     model, reference = session.model, session.reference
     table = ProbeTable(reference.layers, session.order, session.consumers)
     fused = FusedOutputs(model.module, model.loaded.weights.layout, set(session.order))
@@ -196,12 +229,19 @@ def _keep(session: Session, case: Case, rerun: Rerun) -> KeepingRun:
 
     # Every layer is given the reference's input, which only a whole capture has.
     capture = reference.capture(case.sequence)[1]
+    prompts, captures, sequences = {case.name: case.sequence}, {case.name: capture}, {case.name: case.sequence}
+    for other in session.cases if steps is not None else ():
+        if other.name in steps.prompts and other.name != case.name:  # type: ignore[union-attr]
+            captures[other.name] = reference.capture(other.sequence)[1]
+            sequences[other.name] = other.sequence
     run = KeepingRun(
-        model.module, table, {case.name: capture}, RowMatcher({case.name: case.sequence}), fused, model.ratios,
-        wanted=wanted,
-    )  # fmt: skip
+        model.module, table, captures, RowMatcher(sequences), fused, model.ratios, wanted=wanted, prompt=case.name
+    )
     with run.attached(model.ops):
-        model.run({case.name: case.sequence}, 1, keep_logits=False)
+        if steps is None:
+            model.run(prompts, 1, keep_logits=False)
+        else:
+            model.run(steps.prompts, steps.num_new_tokens, steps.schedule, keep_logits=False)
     head = head_module(capture, reference.layers)
     if head is not None and wanted(head):
         kept = run.kept[ProbeKey(head)] = Kept()
@@ -211,7 +251,7 @@ def _keep(session: Session, case: Case, rerun: Rerun) -> KeepingRun:
 
 
 def _accused(finding: Finding, wrong: list[ProbeKey]) -> ProbeKey | None:
-    """Of the wrong quantities in execution order, the one that the finding names; else one in its module; else the first."""
+    """Of the wrong quantities in execution order, the one that the finding names, else one in its module, else the first."""
 
     def is_named(key: ProbeKey) -> bool:
         if key.what in (FED, INPUT):

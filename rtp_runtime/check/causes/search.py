@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rtp_runtime.check.causes.attention import attention_mistakes, attention_numbers
 from rtp_runtime.check.causes.attributes import attribute_mistakes, attribute_numbers
+from rtp_runtime.check.causes.chunks import chunk_mistakes
 from rtp_runtime.check.causes.files import file_mistakes
 from rtp_runtime.check.causes.fitting import fitted
 from rtp_runtime.check.causes.hypothesis import Fit, Hypothesis
@@ -16,13 +17,14 @@ from rtp_runtime.check.causes.linears import linear_mistakes
 from rtp_runtime.check.causes.norms import norm_mistakes, norm_numbers
 from rtp_runtime.check.causes.operations import Operations
 from rtp_runtime.check.causes.parameters import parameter_mistakes
+from rtp_runtime.check.causes.places import place_mistakes
 from rtp_runtime.check.causes.rotary import rotary_mistakes, rotary_numbers
 from rtp_runtime.check.causes.routers import router_mistakes, router_numbers
 from rtp_runtime.check.causes.scene import Scene
 from rtp_runtime.check.causes.sums import sum_mistakes
 
 SECONDS_OF_SMALL, SECONDS_OF_LARGE = 8.0, 45.0
-"""A search ends after this long, at the next kind of mistakes."""
+"""A search ends after so much time of the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,11 @@ class Search:
         self.broken: list[str] = []
         """Kinds of mistakes that could not be tried."""
         small = scene.reference.is_small
-        self._until = time.monotonic() + (SECONDS_OF_SMALL if small else SECONDS_OF_LARGE)
+        self._until = time.process_time() + (SECONDS_OF_SMALL if small else SECONDS_OF_LARGE)
 
     @property
     def out_of_time(self) -> bool:
-        return time.monotonic() > self._until
+        return time.process_time() > self._until
 
     def run(self) -> None:
         """Module by module and kind by kind, until one names a cause or time is over."""
@@ -76,6 +78,10 @@ class Search:
 
     def _families(self) -> Iterator[Callable[[], Iterable[Hypothesis | Fit]]]:
         scene, operations = self.scene, Operations(self.scene)
+        yield lambda: place_mistakes(scene)
+        yield lambda: chunk_mistakes(scene)
+        if scene.parts:
+            return
         yield lambda: file_mistakes(scene)
         yield lambda: norm_mistakes(scene)
         yield lambda: norm_numbers(scene)
@@ -114,7 +120,7 @@ class Search:
         return match
 
     def best(self) -> list[Tried]:
-        """Those that explain the error: exact ones if there are any, those that mend most of the layer, the plainest first."""
+        """Those that explain the error: exact ones if any, of these the ones that mend most, the plainest first."""
         exact = [each for each in self.named if each.match.exact]
         if exact:
             most = max(each.mended for each in exact)

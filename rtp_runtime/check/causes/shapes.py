@@ -33,7 +33,7 @@ def explain_shapes(scene: Scene) -> Cause | None:
     if broken:
         return Cause(
             status="unknown",
-            words=f"no known cause: what our {scene.key.module} gives is not finite, from finite inputs",
+            words=f"what our {scene.key.module} gives is not finite, from finite inputs",
             fix="memory that nobody wrote, a division by zero, or an overflow there",
         )  # fmt: skip
     return None

@@ -16,7 +16,7 @@ def told(session: Session, finding: Finding) -> Cause | None:
     if finding.stage == "audit":
         return _audit(session, finding)
     if finding.stage == "text":
-        return Cause(status="unknown", words=f"no known cause: {finding.module}: {finding.detail or finding.what}")
+        return Cause(status="unknown", words=f"{finding.module}: {finding.detail or finding.what}")
     if finding.stage == "pinned":
         return _dtype(finding)
     return _not_finite(session, finding)
@@ -62,7 +62,7 @@ def _audit(session: Session, finding: Finding) -> Cause:
     if what in AUDIT:
         kind, words, fix = AUDIT[what]
         return Cause(status="named", kind=kind, words=f"{words}: {finding.detail}", fix=fix)
-    return Cause(status="unknown", words=f"no known cause: {finding.detail}")
+    return Cause(status="unknown", words=finding.detail)
 
 
 def _is_tied_there(session: Session, module: str) -> bool:
