@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rtp_runtime.cli.evidence_options import add_record_options, keep_record, open_recorder
 from rtp_runtime.cli.output import print_json, say
@@ -24,9 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--reference", metavar="OTHER", help="compare with the reference's run of this checkpoint instead"
     )
     parser.add_argument("--json", action="store_true", help="one object on stdout and nothing else there")
+    parser.add_argument("--schema", action=_PrintSchema, nargs=0, help="print the JSON Schema of --json, and stop")
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write a self-contained report")
     parser.add_argument("--dtype", default="auto", help="serving dtype in which pinned tensors are compared (auto)")
-    parser.add_argument("--stages", metavar="A,B", help="only these stages: audit,pinned,probes,logits,greedy,modes")
+    parser.add_argument("--stages", metavar="A,B", help="only these stages: audit,text,pinned,probes,…,serving")
     parser.add_argument("--skip", metavar="A,B", help="all stages but these; what is left out is not judged")
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="add a text to the prompts")
     parser.add_argument("--seed", type=int, default=0, help="of drawn prompts and weights (0)")
@@ -105,6 +107,15 @@ def _place(model: str) -> Path:
 
 def _names(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+class _PrintSchema(argparse.Action):
+    """Print the schema of the JSON report instead of checking anything."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        schema = resources.files("rtp_runtime.check").joinpath("report.schema.json")
+        print(schema.read_text(encoding="utf-8"), end="")
+        parser.exit()
 
 
 class _Line:
