@@ -36,7 +36,7 @@ class Place:
     name: str
     """Dotted name of the module."""
     over: str = "layers"
-    """The local variable with the layers in which it stands."""
+    """The local variable with the layers in which it stands; "" outside the layers."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Names of parameters, as `name` and a leaf, that checkpoints call otherwise."""
 
@@ -84,7 +84,7 @@ class Place:
         if self.source(name) != self.leaf(name):
             self.made(name, f"FromCheckpoint({self.source(name)}, {shape(dims)})")
             return
-        over = [] if self.over == "layers" else [f"over={self.over}"]
+        over = [] if self.over in ("layers", "") else [f"over={self.over}"]
         self.declarations.items.append("\n".join(call("weight(", [self.leaf(name), *dims, *over], indent=8)))
 
     def made(self, name: str, source: str, *, pinned: str | None = None, layout: str | None = None) -> None:
@@ -92,7 +92,7 @@ class Place:
 
         `pinned`: its dtype whatever the model's. `layout`: the variable of the layout that alone has this descriptor.
         """
-        arguments = [f"parameter={self.leaf(name)}", f"source={source}", f"over={self.over}"]
+        arguments = [f"parameter={self.leaf(name)}", f"source={source}", *([f"over={self.over}"] if self.over else [])]
         arguments += [f'dtype="{pinned}"'] if pinned else []
         items = self.declarations.items if layout is None else self.declarations.layouts.setdefault(layout, [])
         items.append("\n".join(call("Weight(", arguments, explode=True)))

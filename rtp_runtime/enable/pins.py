@@ -13,6 +13,9 @@ NEUTRAL = re.compile(
 )
 """Read for training, for sizes, or for what other parts of the model file read."""
 
+SIZES = ("hidden_size", "num_attention_heads")
+"""Read by every model file, under these names."""
+
 
 def find_pins(reference: Reference, config: Any) -> dict[str, object]:
     """Key -> its value in the full config: switches that the modeling file reads, sizes left out.
@@ -20,9 +23,11 @@ def find_pins(reference: Reference, config: Any) -> dict[str, object]:
     A list stands for its distinct values.
     """
     pins: dict[str, object] = {"tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False))}
+    names = {own: usual for usual, own in config.attribute_map.items()}
     for key in reference.reads:
         value, small = getattr(config, key, None), getattr(reference.config, key, None)
-        if NEUTRAL.fullmatch(key) or key in config.attribute_map:
+        usual = names.get(key, key)
+        if NEUTRAL.fullmatch(usual) or usual in SIZES or key in config.attribute_map:
             continue
         if isinstance(value, list) and all(isinstance(item, str | int) for item in value):
             pins[key] = sorted(set(value))

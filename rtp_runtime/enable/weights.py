@@ -46,12 +46,12 @@ def declare(d: Decoder) -> WeightCode:
 def _outer(d: Decoder, declarations: Declarations, program: Program) -> None:
     """The embedding of tokens, and every module beside the layers where it first runs."""
     if program is d.before:
-        embedding = Place(declarations, '"', f"{d.model_name}.{d.embedding_name}", renames=d.outer_renames)
+        embedding = Place(declarations, '"', f"{d.model_name}.{d.embedding_name}", over="", renames=d.outer_renames)
         embedding.weight("weight", "vocabulary", width_code(d.embedding_dim))
     earlier = {step.name for step in d.before.steps} if program is d.after else set()
     for step in program.steps:
         if step.name not in earlier:
-            place = Place(declarations, '"', f"{d.model_name}.{step.name}", renames=d.outer_renames)
+            place = Place(declarations, '"', f"{d.model_name}.{step.name}", over="", renames=d.outer_renames)
             d.outer[step.name].declare(place)
 
 
@@ -66,7 +66,7 @@ def lines_of(items: Sequence[str]) -> list[str]:
 
 
 def _head(d: Decoder, declarations: Declarations) -> None:
-    head = Place(declarations, '"', d.head_name, renames=d.outer_renames)
+    head = Place(declarations, '"', d.head_name, over="", renames=d.outer_renames)
     if d.tied:
         declarations.items.append(f'Tie({head.leaf("weight")}, "{d.model_name}.{d.embedding_name}.weight")')
     else:

@@ -36,13 +36,22 @@ class Mlp(Block):
         apart = self.gate is not None and (self.gate.name, self.up.name) == ("gate_proj", "up_proj")
         return (names or apart) and self.down.name == "down_proj" and len(biases) == 1
 
+    @property
+    def sequential(self) -> bool:
+        """Whether the reference has it as numbered modules: projection, activation, projection."""
+        return self.gate is None and (self.up.name, self.down.name) == ("0", "2")
+
     def make(self) -> str:
+        if self.sequential:
+            up = f"Linear(config.hidden_size, {self.width}{self.up.bias_code})"
+            down = f"Linear({self.width}, config.hidden_size{self.down.bias_code})"
+            return f"nn.Sequential({up}, Activation({self.activation}), {down})"
         if not self.is_component:
             return super().make()
         return f"GatedMLP(config.hidden_size, {self.width}, {self.activation}{self.up.bias_code})"
 
     def source(self) -> list[str]:
-        if self.is_component:
+        if self.is_component or self.sequential:
             return []
         body = [*self._init(), f"self.activation = {self.activation}"]
         return [

@@ -68,7 +68,7 @@ def recognise_attention(view: View, name: str) -> Attention:
     core = recognise_core(view, inside, call, _factors(seen, q, k, v))
     sizes = find_sizes(view, view.module(inside), call)
     return Attention(
-        class_name=type(view.module(inside)).__name__,
+        class_name=view.class_name(inside),
         q=q.projection,
         k=k.projection,
         v=v.projection,
@@ -112,7 +112,7 @@ def _core_fields(seen: _Seen, core: Core) -> dict[str, Any]:
     window = core.window
     code = None
     if window is not None:
-        found = express(window, seen.view.config, [*seen.view.reference.reads, WINDOW_KEY])
+        found = express(window, seen.view.config, [*seen.view.reference.reads, WINDOW_KEY], "window|local|chunk")
         if found is None:
             block = type(seen.view.reference.model).__name__
             raise UnrecognisedError(block, f"its window of {window} follows from none of the config keys.", "that rule")

@@ -32,7 +32,6 @@ def recognise_mlp(view: View, name: str, owner: nn.Module | None = None) -> Mlp:
     x, children = rows(call.inputs[0]), linears(view.recording.children(name))
     first = [child for child in children if same(rows(child.inputs[0]), x)]
     last = [child for child in children if child not in first and gives(call, rows(child.outputs[0]))]
-    module = view.module(name)
     if len(last) != 1 or len(first) + 1 != len(children):
         raise UnrecognisedError(
             view.label(name), "it is not projections, an activation and a projection.", _needs(view, name)
@@ -44,7 +43,7 @@ def recognise_mlp(view: View, name: str, owner: nn.Module | None = None) -> Mlp:
             if same(result, inner):
                 width = _width(view, name, inner.shape[-1], owner)
                 down = _projection(last[0], 0, x.shape[-1])
-                return Mlp(type(module).__name__, activation_code(view, name, activation), up, down, gate, width)
+                return Mlp(view.class_name(name), activation_code(view, name, activation), up, down, gate, width)
     raise UnrecognisedError(
         view.label(name), "its activation is none of ours.", f"an activation beside {', '.join(ACTIVATIONS)}"
     )

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rtp_runtime.enable.findings import UnrecognisedError
+from rtp_runtime.enable.imports import IMPORTS
 from rtp_runtime.enable.match import Expression, express
 from rtp_runtime.enable.recognise.hub import Hub
 from rtp_runtime.enable.recognise.tables import Table, find_tables
@@ -53,9 +54,9 @@ class View:
         found = express(value, self.config, keys)
         return repr(value) if found is None else found.code
 
-    def express(self, value: float, keys: Iterable[str], block: str, what: str) -> Expression:
+    def express(self, value: float, keys: Iterable[str], block: str, what: str, prefer: str = "") -> Expression:
         """`value` as code over the config. Raises UnrecognisedError when no key explains it."""
-        found = express(value, self.config, keys)
+        found = express(value, self.config, keys, prefer)
         if found is None:
             raise UnrecognisedError(
                 block, f"{what} is {value:.6g}, which follows from none of the config keys that it reads.", "that rule"
@@ -65,6 +66,12 @@ class View:
     def module(self, name: str) -> nn.Module:
         found: nn.Module = self.reference.model.get_submodule(name)
         return found
+
+    def class_name(self, name: str) -> str:
+        """What the model file calls the class of a module: as the reference does, unless a component is called so."""
+        found, model = type(self.module(name)).__name__, type(self.reference.model).__name__
+        taken = any(found in names for names in IMPORTS.values())
+        return f"{model.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}{found}" if taken else found
 
     def label(self, name: str) -> str:
         """ "model.layers.0.mlp (LlamaMLP)"."""
