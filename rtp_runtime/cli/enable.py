@@ -12,6 +12,7 @@ from rtp_runtime.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from rtp_runtime.enable.assess import Assessment
+    from rtp_runtime.enable.estimates import Estimates
 
 SUMMARY = "assess a checkpoint: which plugin serves it, or write one"
 
@@ -45,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
             say(f"note: {failure}")
         say(f"no plugin provides {config.architecture}; comparing components with transformers' implementation …")
         found = assess(config, weights, trust_remote_code=args.trust_remote_code)
-        if found.verdict == "usable":
+        if found.files:
             write_files(found.files, target)
-    written = target if found.verdict == "usable" else None
+    written = target if found.files else None
     if args.json:
         print_json(report(found, written))
     else:
@@ -64,6 +65,7 @@ def report(found: Assessment, written: Path | None) -> dict[str, Any]:
         "recognised": list(found.recognised),
         "not_recognised": [asdict(refusal) for refusal in found.refusals],
         "proof": asdict(found.proof) if found.proof else None,
+        "estimates": asdict(found.estimates) if found.estimates else None,
         "audited_tensors": found.audited,
         "next": install_command(written) if written else None,
         "files": sorted(found.files) if written else [],
@@ -82,6 +84,7 @@ def describe(found: Assessment, model: str, written: Path | None) -> str:
     if found.verdict == "covered":
         return f"{found.architecture} is served by {found.served_by}: nothing to write. Next: rtp check {model}"
     lines = ["recognised:", *(f"  {line}" for line in found.recognised)] if found.recognised else []
+    lines += estimate_lines(found.estimates) if found.estimates else []
     if found.verdict == "refused":
         lines.append("not recognised:")
         for refusal in found.refusals:
@@ -93,9 +96,28 @@ def describe(found: Assessment, model: str, written: Path | None) -> str:
     audited = f"{found.audited} tensors of the checkpoint accounted for" if found.audited else "no weights to audit"
     lines += [
         "not recognised: nothing",
+        f"{found.verdict}: a model file of components alone" if found.verdict == "composed" else found.verdict,
         f"proof: logits of a small random copy ({proof.num_layers} layers) within {proof.error:.1e} of transformers'"
         f" (tolerance {proof.tolerance:.0e}); {audited}",
         f"next: {install_command(written)} && rtp check {model if found.audited else 'CHECKPOINT'}",
         str(written),
     ]
     return "\n".join(lines)
+
+
+def estimate_lines(found: Estimates) -> list[str]:
+    """What serving it would take, in two lines."""
+    active = f", {_short(found.active_parameters)} met by a token" if found.active_parameters < found.parameters else ""
+    sizes = ", ".join(f"{size / 2**30:.1f} GiB in {dtype}" for dtype, size in found.weight_bytes.items())
+    lines = [
+        f"size: {_short(found.parameters)} parameters{active}; {sizes}; {found.flops_per_token / 1e9:.1f} GFLOP a token"
+    ]
+    if found.state is not None:
+        kept = f"{found.state.per_token / 2**10:.1f} KiB a token"
+        fixed = f", {found.state.per_request / 2**20:.1f} MiB a request" if found.state.per_request else ""
+        lines.append(f"state: {kept}{fixed}, in bfloat16")
+    return lines
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"

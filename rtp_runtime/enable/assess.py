@@ -1,4 +1,4 @@
-"""From a config to a verdict: covered by a plugin, usable as a proven scaffold, or refused with the block named."""
+"""From a config to a verdict: covered by a plugin, composed as a proven scaffold, or refused with the block named."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rtp_runtime.enable.describe import describe
+from rtp_runtime.enable.estimates import Estimates, estimate
 from rtp_runtime.enable.findings import Decoder, UnrecognisedError
 from rtp_runtime.enable.names import PluginNames, plugin_names
 from rtp_runtime.enable.pins import find_pins
 from rtp_runtime.enable.prove import Proof, importable, prove
 from rtp_runtime.enable.recording import Recording, record
-from rtp_runtime.enable.reference import Reference, meta_model, reference_class, small_reference
+from rtp_runtime.enable.reference import Reference, meta_model, reference_class, resized_reference, small_reference
 from rtp_runtime.enable.scaffold import scaffold
 from rtp_runtime.enable.survey import unusual_blocks
-from rtp_runtime.errors import CheckpointError, ConfigError, UnsupportedModelError
+from rtp_runtime.errors import CheckpointError, ConfigError, PluginError, UnsupportedModelError
 from rtp_runtime.model.assessment import find_served
 from rtp_runtime.model.config import ModelConfig
 from rtp_runtime.plugins import Plugins
 from rtp_runtime.testing.compare import one_thread
 
-Verdict = Literal["covered", "usable", "refused"]
+Verdict = Literal["covered", "relative", "composed", "bridged", "refused"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Assessment:
     recognised: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     proof: Proof | None = None
+    estimates: Estimates | None = None
     audited: int | None = None
     """Tensors of the checkpoint whose names and shapes the plugin's descriptors account for; None without weights."""
     names: PluginNames | None = None
@@ -79,7 +81,8 @@ def assess(config: ModelConfig, weights: Path | None = None, *, trust_remote_cod
         CheckpointError: damaged files.
     """
     with one_thread():
-        return _assess(config, weights, trust_remote_code)
+        found = _assess(config, weights, trust_remote_code)
+        return dataclasses.replace(found, estimates=_estimates(config, found, trust_remote_code))
 
 
 def _assess(config: ModelConfig, weights: Path | None, trust_remote_code: bool) -> Assessment:
@@ -94,29 +97,90 @@ def _assess(config: ModelConfig, weights: Path | None, trust_remote_code: bool) 
         )
         reference, recording = _observe(cls, config.hf)
         decoder = _recognise(reference, recording, config)
+        recognised = tuple(describe(decoder))
+        modeling = f"{cls.__module__.rpartition('.')[2]}.py"
+        files = scaffold(names, decoder, config.hf, config.raw, modeling, recognised)
+        return _proven(config, weights, names, files, (reference, _resized(cls, config.hf)), recognised)
     except UnsupportedModelError as error:
         return _refused(names, Refusal(config.architecture, str(error), "a reference that can be observed"))
     except _UnobservableError as error:
         return _refused(names, *(Refusal(each.block, each.reason, each.needs) for each in error.blocks))
     except UnrecognisedError as error:
         return _refused(names, Refusal(error.block, error.reason, error.needs))
-    recognised = tuple(describe(decoder))
-    modeling = f"{cls.__module__.rpartition('.')[2]}.py"
-    files = scaffold(names, decoder, config.hf, config.raw, modeling, recognised)
-    return _proven(config, weights, names, files, reference, recognised)
+    except _surprises() as error:
+        reason = f"it does something that recognition has not met ({type(error).__name__}: {error})."
+        return _refused(names, Refusal(config.architecture, reason, "a plugin by hand"))
+
+
+def _surprises() -> tuple[type[Exception], ...]:
+    """What recognition may stumble over in a reference that nobody here has seen; errors of bad input pass."""
+    return (
+        AssertionError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        NotImplementedError,
+        PluginError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    )
+
+
+def _resized(cls: Any, config: Any) -> Any:
+    """A copy of other sizes; None where the config cannot be cut to them."""
+    try:
+        return resized_reference(cls, config)
+    except Exception:  # code of a reference that nobody here has seen
+        return None
 
 
 def _wrapper(config: ModelConfig) -> Refusal | None:
     """A model around a text model: images, sound, an encoder."""
     parts = [key for key, value in config.raw.items() if key.endswith("_config") and isinstance(value, Mapping)]
-    parts = [key for key in parts if key not in ("quantization_config", "generation_config")]
-    if not parts and not config.raw.get("is_encoder_decoder"):
+    parts = [key for key in parts if _is_model(getattr(config.hf, key, None), config.raw[key])]
+    if config.raw.get("is_encoder_decoder") and not _decodes_alone(config.architecture):
+        parts.append("is_encoder_decoder")
+    if not parts:
         return None
     return Refusal(
         config.architecture,
-        f"it is more than one decoder ({', '.join(parts) or 'is_encoder_decoder'}).",
+        f"it is more than one decoder ({', '.join(parts)}).",
         "a plugin by hand for what stands around the text model; rtp enable takes the text model's own config",
     )
+
+
+def _estimates(config: ModelConfig, found: Assessment, trust_remote_code: bool) -> Estimates | None:
+    """None where the reference cannot even be laid out."""
+    import tempfile
+
+    try:
+        folder = str(config.path and config.path.parent)
+        model = meta_model(reference_class(config.architecture, config.hf, trust_remote_code, folder), config.hf)
+    except Exception:  # code of a reference that nobody here has seen
+        return None
+    if found.names is None or not found.files:
+        return estimate(model, config.hf)
+    with (
+        tempfile.TemporaryDirectory(prefix="rtp-enable-") as temporary,
+        importable(found.names, found.files, Path(temporary)) as plugins,
+    ):
+        return estimate(model, config.hf, find_served(config, plugins).states)
+
+
+SIZES = ("num_hidden_layers", "hidden_size", "depth")
+
+
+def _is_model(part: Any, raw: Mapping[str, Any]) -> bool:
+    """Whether a config inside the config describes a model of its own rather than options of one."""
+    return any(getattr(part, key, None) or raw.get(key) for key in SIZES) or bool(raw.get("model_type"))
+
+
+def _decodes_alone(architecture: str) -> bool:
+    """Whether transformers has a decoder of this name, which may share its config with a model that has an encoder."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def _check_sizes(config: ModelConfig) -> None:
@@ -164,22 +228,22 @@ def _proven(
     weights: Path | None,
     names: PluginNames,
     files: Mapping[str, str],
-    reference: Reference,
+    references: tuple[Reference, Any],
     recognised: tuple[str, ...],
 ) -> Assessment:
-    made = Assessment("usable", config.architecture, recognised=recognised, names=names, files=files)
+    made = Assessment("composed", config.architecture, recognised=recognised, names=names, files=files)
     if weights is not None:
         try:
             made = dataclasses.replace(made, audited=_audit(config, weights, names, files))
         except CheckpointError as error:
             refusal = Refusal("tensors of the checkpoint", str(error), "weight descriptors for these tensors")
             return _refused(names, refusal, recognised=recognised)
-    proof = prove(reference, names, files)
+    proof = prove(*references, names, files)
     if not proof.holds:
         refusal = Refusal(
             config.architecture,
             "every block was recognised, but the whole differs: logits by "
-            f"{proof.error:.1e} of their spread (tolerance {proof.tolerance:.0e}).",
+            f"{proof.error:.1e} of their spread (tolerance {proof.tolerance:.0e}; {proof.worst}).",
             "a step that no block shows; compare the reference by hand",
         )
         return _refused(names, refusal, recognised=recognised)

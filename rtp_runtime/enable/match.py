@@ -6,6 +6,7 @@ Everything here asks one question: is this the value that was seen? Equality is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,9 +59,16 @@ class Expression:
     keys: tuple[str, ...] = ()
 
 
-def express(value: float, config: Any, keys: Iterable[str]) -> Expression | None:
-    """How `value` follows from one of the config `keys` (or one and the number of layers); None when it does not."""
-    numbers = [(key, found) for key in sorted(keys) if (found := _number(config, key)) is not None]
+def express(value: float, config: Any, keys: Iterable[str], prefer: str = "") -> Expression | None:
+    """How `value` follows from one of the config `keys` (or one and the number of layers); None when it does not.
+
+    `prefer`: a regular expression; of keys that hold one number at test size, those that it finds come first.
+    """
+
+    def order(key: str) -> tuple[bool, str]:
+        return not (prefer and re.search(prefer, key)), key
+
+    numbers = [(key, found) for key in sorted(set(keys), key=order) if (found := _number(config, key)) is not None]
     forms: Sequence[tuple[str, Any]] = (
         ("{}", lambda x: x),
         ("{}**-0.5", lambda x: x**-0.5 if x > 0 else math.nan),

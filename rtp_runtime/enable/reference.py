@@ -35,17 +35,25 @@ class Reference:
 
     def save(self, directory: Path) -> None:
         """Write the copy as a checkpoint."""
-        from transformers.utils import logging
-
-        tracked, bars = type(self.config), logging.is_progress_bar_enabled()
+        tracked = type(self.config)
         self.config.__class__ = tracked.__mro__[1]
-        logging.disable_progress_bar()
         try:
-            self.model.save_pretrained(directory)
+            save_quietly(self.model, directory)
         finally:
             self.config.__class__ = tracked
-            if bars:
-                logging.enable_progress_bar()
+
+
+def save_quietly(model: Any, directory: Path) -> None:
+    """`save_pretrained` without a progress bar."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(directory)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
 
 
 def reference_class(architecture: str, config: Any, trust_remote_code: bool = False, path: str | None = None) -> Any:
@@ -107,6 +115,15 @@ def small_reference(cls: Any, config: Any, seed: int = 0) -> Reference:
     model = _build(cls, small).float().eval()
     randomise(model, seed)
     return Reference(model, small, reads)
+
+
+def resized_reference(cls: Any, config: Any, seed: int = 1) -> Any:
+    """A small random copy of other sizes and values, as the tests of a plugin make it from its config."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = _build(cls, shrink_config(config)).float().eval()
+    return randomise(model, seed)
 
 
 def _build(cls: Any, config: Any) -> nn.Module:

@@ -100,12 +100,7 @@ class RoutedExperts:
         shapes = [f"({intermediate}, hidden)", f"({intermediate}, hidden)", f"(hidden, {intermediate})"]
         sources = [
             place.tensor(name, "FromCheckpoint(", [f'{place.prefix}{pattern}"', dims])
-            for name, pattern, dims in zip(
-                ("gate", "up", "down"),
-                self.per_expert,
-                [f"({intermediate}, hidden)"] * 2 + [f"(hidden, {intermediate})"],
-                strict=True,
-            )
+            for name, pattern, dims in zip(("gate", "up", "down"), self.per_expert, shapes, strict=True)
         ]
         both = f'Stack(Concat(({sources[0]}, {sources[1]})), "expert", experts)'
         inside.made("gate_up_proj", both, layout="per_expert")

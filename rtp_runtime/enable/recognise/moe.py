@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from rtp_runtime.enable.recognise.mlp import activation_code, recognise_mlp
 from rtp_runtime.enable.recognise.router import Routing, recognise_router
 from rtp_runtime.enable.recognise.view import View, leaf, rows
 from rtp_runtime.enable.recording import Call
+
+LOUD = 40.0
+"""Factor of inputs at which gates are well beyond any limit."""
 
 
 def is_moe(view: View, name: str) -> bool:
@@ -92,28 +96,39 @@ def _experts(view: View, name: str, call: Call, routing: Routing) -> RoutedExper
             view.label(call.name), f"it holds {', '.join(parameters)}.", "experts of two or three projections"
         )
     bias = [parameters[inside] for inside in biases]
+    loud = _loud(call, routing)
     for transposed, order, gate_up, down, names in _layouts(parameters, matrices, routing.x.shape[-1]):
         turned = [_ordered(bias[0], order), bias[1]] if bias else [None, None]
         for activation, limit, alpha in _activations(view, call.module):
-            found = compute(
-                routing.x,
-                routing.weights,
-                routing.ids,
-                gate_up,
-                down,
-                activation=activation,
-                limit=limit,
-                alpha=alpha,
-                gate_up_bias=turned[0],
-                down_bias=turned[1],
-            )
-            if same(found, wanted):
+            options: dict[str, Any] = {
+                "activation": activation,
+                "limit": limit,
+                "alpha": alpha,
+                "gate_up_bias": turned[0],
+                "down_bias": turned[1],
+            }
+            found = compute(routing.x, routing.weights, routing.ids, gate_up, down, **options)
+            if same(found, wanted) and (
+                loud is None
+                or same(compute(LOUD * routing.x, routing.weights, routing.ids, gate_up, down, **options), loud)
+            ):
                 return _facts(view, name, call, (transposed, order, names), (activation, limit, alpha), biases)
     raise UnrecognisedError(
         view.label(call.name),
         "its experts are not gated projections with one of our activations.",
         f"an activation beside {', '.join(ACTIVATIONS)}",
     )
+
+
+@torch.no_grad()
+def _loud(call: Call, routing: Routing) -> Tensor | None:
+    """What the experts make of large inputs, at which a clamp shows; None where they cannot be asked."""
+    given = [LOUD * x if x.is_floating_point() and x.shape == call.inputs[0].shape else x for x in call.inputs]
+    try:
+        found = call.module(*given)
+    except (RuntimeError, TypeError):
+        return None
+    return rows(found) if isinstance(found, Tensor) else None
 
 
 def _layouts(
@@ -174,8 +189,8 @@ def _facts(
         options.append(("alpha", view.number(alpha, keys)))
     return RoutedExperts(
         name=leaf(call.name),
-        num_experts=view.express(tensor.shape[0], keys, label, "its number of experts").code,
-        width=view.express(width, keys, label, "its inner width").code,
+        num_experts=view.express(tensor.shape[0], keys, label, "its number of experts", "experts$").code,
+        width=view.express(width, keys, label, "its inner width", "intermediate|ffn|inner").code,
         activation=literal(activation) if activation == "swiglu_oai" else activation_code(view, call.name, activation),
         options=tuple(options),
         gate_up=gate_up,

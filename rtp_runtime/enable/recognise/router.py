@@ -21,6 +21,9 @@ from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import close
 from rtp_runtime.enable.recognise.view import View
 
+PREFERRED = {"groups": "n_group|num.*group", "top_groups": "top"}
+"""Parts of the names of keys."""
+
 
 @dataclass(frozen=True, eq=False)
 class Routing:
@@ -124,11 +127,13 @@ def _router(view: View, name: str, gate: _Gate, options: dict[str, Any], scale: 
     if options["renormalize"] and (eps := _epsilon(view, name)):
         codes.append(("renormalize_eps", eps))
     if not close(scale, 1.0):
-        codes.append(("scale", view.express(scale, keys, label, "the factor of its weights").code))
+        codes.append(("scale", view.express(scale, keys, label, "the factor of its weights", "scal|factor").code))
     if options["groups"] > 1:
         names = [key for key in keys if "group" in key]
         for option in ("groups", "top_groups"):
-            codes.append((option, view.express(options[option], names, label, f"its number of {option}").code))
+            codes.append(
+                (option, view.express(options[option], names, label, f"its number of {option}", PREFERRED[option]).code)
+            )
         codes.append(("group_score", literal(options["group_score"])))
     if options["choose_by"] != "scores":
         codes.append(("choose_by", literal(options["choose_by"])))
@@ -142,8 +147,8 @@ def _router(view: View, name: str, gate: _Gate, options: dict[str, Any], scale: 
     return Router(
         name=child,
         weight=gate.weight,
-        num_experts=view.express(gate.value.shape[0], keys, label, "its number of experts").code,
-        top_k=view.express(options["k"], keys, label, "its number of experts per token").code,
+        num_experts=view.express(gate.value.shape[0], keys, label, "its number of experts", "experts$").code,
+        top_k=view.express(options["k"], keys, label, "its number of experts per token", "per_tok|top").code,
         options=tuple(codes) + ((("wide", "True"),) if wide else ()),
         bias=gate.bias,
         correction=gate.correction,
