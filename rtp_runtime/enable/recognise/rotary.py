@@ -23,7 +23,7 @@ def check_tables(view: View, config: ModelConfig) -> None:
         UnrecognisedError: a rope type or share that is not ours.
         ConfigError: the config holds no theta.
     """
-    for name in dict.fromkeys(table.module for table in view.tables):
+    for name in dict.fromkeys(table.module for table in view.tables if table.code is None):
         full = type(view.module(name))(config=config.hf)
         for table in find_tables(full):
             try:
