@@ -67,7 +67,8 @@ class Mlp(Block):
         if self.gate is None:
             first = [f"self.{self.up.name} = Linear(config.hidden_size, {self.width}{self.up.bias_code})"]
         else:
-            parts = f'{{"{self.gate.name}": {self.width}, "{self.up.name}": {self.width}}}'
+            names = ("gate_proj", "up_proj") if self.fused else (self.gate.name, self.up.name)
+            parts = f'{{"{names[0]}": {self.width}, "{names[1]}": {self.width}}}'
             biased = ["bias=True"] if self.up.bias else []
             first = call("self.gate_up_proj = MergedLinear(", ["config.hidden_size", parts, *biased])
         return [*first, f"self.{self.down.name} = Linear({self.width}, config.hidden_size{self.down.bias_code})"]

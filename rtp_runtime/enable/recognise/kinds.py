@@ -110,6 +110,7 @@ def _class_names(layers: Sequence[Layer]) -> list[str]:
     """The reference's name; where several kinds share it, with the block that tells them apart."""
     names: list[str] = []
     shared = [layer.class_name for layer in layers]
+    taken = {block.class_name for layer in layers for block in layer.blocks.values()}
     for layer in layers:
         name = layer.class_name
         if shared.count(name) > 1:
@@ -117,6 +118,8 @@ def _class_names(layers: Sequence[Layer]) -> list[str]:
             own = [child for child in layer.blocks if child not in others] or [str(len(names))]
             name = name.replace("DecoderLayer", "").removesuffix("Layer").removesuffix("Block")
             name += "".join(part.capitalize() for part in own[0].split("_")) + "Layer"
+        if name in taken:
+            name = name.removesuffix("Layer") + "DecoderLayer"
         names.append(name if name not in names else f"{name}{len(names)}")
     return names
 
