@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rtp_runtime.check.options import REQUIRED, CheckOptions
+from rtp_runtime.testing.checking import assert_check_passes
 from rtp_runtime.testing.checkpoints import tiny_checkpoint
 from rtp_runtime.testing.compare import (
     Case,
@@ -22,6 +24,9 @@ from rtp_runtime.testing.compare import (
     assert_modes_match,
     one_thread,
 )
+
+CHECKED = (14, 45)
+"""Tokens of the prompts that `rtp check` draws here."""
 
 
 class ModelConformance:
@@ -49,6 +54,13 @@ class ModelConformance:
 
     def test_batches_continue_as_the_reference_does(self, case: Case) -> None:
         assert_greedy_matches(case)
+
+    def test_rtp_check_passes(self, case: Case, tmp_path: Path) -> None:
+        with one_thread():
+            options = CheckOptions(
+                model=case.directory, plugins=tuple(self.plugins), stages=REQUIRED, lengths=CHECKED, num_new_tokens=4
+            )
+            assert_check_passes(options, tmp_path)
 
     def test_export_returns_every_tensor(self, case: Case) -> None:
         assert_export_complete(case)
