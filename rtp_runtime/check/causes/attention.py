@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ Attend = Callable[..., Any]
 
 def attention_mistakes(scene: Scene) -> Iterator[Hypothesis]:
     """Of the attention that the accused module calls."""
+    yield from _given_masks(scene)
     for name in attending(scene):
         yield from _heads(scene, name)
         yield from _masks(scene, name)
@@ -237,6 +238,39 @@ def masked(scene: Scene, name: str, seen: Tensor) -> AbstractContextManager[Any]
         return attend
 
     return wrapped(scene, name, wrap)
+
+
+def _given_masks(scene: Scene) -> Iterator[Hypothesis]:
+    """A module that is given a mask, as a selector of keys is, sees one token more or less."""
+    tokens, module = len(scene.rerun.ids), scene.module
+    for by, words in ((1, "one token more, after itself"), (-1, "one token less")):
+        yield Hypothesis(
+            kind="causality", words=f"ours lets {scene.module_name} see {words}",
+            fix=f"what a token may see in {scene.wheres()}, or in its op",
+            mistake=lambda by=by: _seeing(module, tokens, by), cost=1.2,
+        )  # fmt: skip
+
+
+@contextmanager
+def _seeing(module: nn.Module, tokens: int, by: int) -> Iterator[None]:
+    """Masks [..., tokens, keys] that the module is given, moved by one key."""
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.ndim < 3 or value.shape[-2:] != (tokens, tokens):
+            return value
+        out = value.roll(by, -1)
+        edge = 0 if by > 0 else tokens - 1
+        out[..., edge] = value[..., edge]
+        return out
+
+    def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tuple(map(moved, args)), {key: moved(value) for key, value in kwargs.items()}
+
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _entries_shifted(original: Attend, tokens: int, by: int) -> Attend:

@@ -14,7 +14,10 @@ from rtp_runtime.check.causes.hypothesis import Fit, Hypothesis
 from rtp_runtime.check.causes.operations import innocent
 from rtp_runtime.check.causes.scene import Scene
 
-SKIPPED = re.compile(r"training|layer_idx|_idx$|gradient|dropout|hidden_size|hidden_dim|_dim$|vocab|padding")
+SKIPPED = re.compile(
+    r"training|_idx$|gradient|dropout|hidden_size|_dim$|vocab|padding|_features$|num_embeddings|kernel_size|groups$"
+)
+"""Sizes, which cannot be others without another shape, and what does not count while nothing is trained."""
 MOST = 64
 """Counts above this are sizes."""
 

@@ -39,19 +39,29 @@ def _in_attention(scene: Scene) -> Iterator[Hypothesis]:
     for name in attending(scene):
         window = scene.base.attention[name].window
         plain = band(tokens, window)
-        sizes = [w for w in (None, (window or 0) - 1, (window or 0) + 1) if w is None or w > 0]
+        near = [] if window is None else [window - 1, window + 1]
+        sizes = [w for w in (None, *near, max(scene.parts)) if w is None or w > 0]
         masks: list[tuple[str, str, Tensor]] = [
             ("state-across-chunks", "a chunk sees itself alone", plain & (chunk[:, None] == chunk)),
-            *(("window-size", f"the window is {w} in such steps, not {window}", band(tokens, w)) for w in sizes if w != window),
+            *(
+                ("window-size", f"the window is {w} in such steps, not {window}", band(tokens, w))
+                for w in sizes
+                if w != window
+            ),
             ("causality", "a token does not see itself in such steps", band(tokens, window, -1)),
             ("causality", "a token sees one more in such steps", band(tokens, window, 1)),
         ]  # fmt: skip
         for kind, words, seen in masks:
             mixed = torch.where(wrong[:, None], seen, plain)
             yield Hypothesis(
-                kind=kind, words=f"a whole prefill matches; in {scene.mode}, {words}", fix=where,
+                kind=kind, words=f"ours is right in one prefill; in {_mode(scene)}, {words}", fix=where,
                 mistake=lambda name=name, mixed=mixed: masked(scene, name, mixed), cost=1.0,
             )  # fmt: skip
+
+
+def _mode(scene: Scene) -> str:
+    """The mode, or the steps that are not a prefill of the whole prompt."""
+    return "steps of one token" if scene.parts.count(1) == len(scene.parts) - 1 else scene.mode
 
 
 def _functions(scene: Scene) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,15 +82,17 @@ def _in_function(scene: Scene, name: str, scope: dict[str, Any]) -> Iterator[Hyp
         return patching.function(scope, name, wrap(step))
 
     fix = f"the state descriptor (its dtype) and how {scene.wheres()} reads and writes its state"
-    words = f"a whole prefill matches; in {scene.mode}, what {name} computes starts anew with each step"
+    words = f"ours is right in one prefill; in {_mode(scene)}, what {name} computes starts anew with each step"
     yield Hypothesis(kind="state-across-chunks", words=words, fix=fix, mistake=lambda: with_state(None), cost=1.0)
     if STATE in inspect.signature(inspect.unwrap(scope[name])).parameters:
-        words = f"a whole prefill matches; in {scene.mode}, the state of {name} is rounded to bfloat16 between steps"
+        words = (
+            f"ours is right in one prefill; in {_mode(scene)}, the state of {name} is rounded to bfloat16 between steps"
+        )
         yield Hypothesis(kind="precision", words=words, fix=fix, mistake=lambda: with_state(narrowed), cost=0.9)
 
 
 def _by_parts(original: Any, parts: Sequence[int], step: Callable[[Tensor], Tensor] | None) -> Any:
-    """The function called once for each part of the tokens. `step`: what is done to a state in between; None: dropped."""
+    """The function called for each part of the tokens. `step`: what becomes of a state in between; None: dropped."""
     tokens = sum(parts)
 
     @functools.wraps(original)

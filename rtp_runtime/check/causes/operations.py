@@ -19,11 +19,14 @@ from rtp_runtime.check.causes.sites import Call, Replacement, Site, Sites, is_va
 TERMS = frozenset({"add", "add_", "sub", "sub_", "rsub", "__rsub__"})
 FACTORS = frozenset({"mul", "mul_", "div", "div_", "true_divide", "__rtruediv__", "rtruediv"})
 FUNCTIONS = ("sigmoid", "silu", "softplus", "relu", "gelu", "tanh", "exp", "neg", "sqrt", "square", "abs", "rsqrt")
-LEFT_OUT = frozenset((*FUNCTIONS, "relu6", "clamp", "clamp_", "softmax", "masked_fill", "masked_fill_", "cumsum", "tril",
-                      "triu", "log", "normalize", "dropout", "roll", "flip", "clip", "minimum", "maximum", "pow",
-                      "norm"))  # fmt: skip
-ROUNDED = frozenset({"linear", "matmul", "bmm", "softmax", "exp", "sigmoid", "mul", "add", "sub", "div", "einsum", "cos",
-                     "sin", "sum", "mean", "rsqrt", "conv1d", "silu", "mul_", "add_", "div_", "__matmul__", "softplus"})  # fmt: skip
+LEFT_OUT = frozenset(
+    (*FUNCTIONS, *"relu6 clamp clamp_ softmax masked_fill masked_fill_ cumsum tril triu log normalize".split(),
+     *"dropout roll flip clip minimum maximum pow norm".split())
+)  # fmt: skip
+ROUNDED = frozenset(
+    (*"linear matmul bmm einsum __matmul__ conv1d softmax exp sigmoid silu softplus cos sin rsqrt sum mean".split(),
+     *"mul mul_ add add_ sub div div_".split())
+)  # fmt: skip
 PRODUCTS = frozenset({"linear", "matmul", "bmm", "__matmul__", "einsum", "baddbmm"})
 
 
@@ -175,10 +178,9 @@ class Operations:
                 yield self._hypothesis("parts-interleaved", words, _layout_fix(scene), site, _by_turns(len(parts)), 1.1)
         if site.name in ("view", "reshape") and site.args and isinstance(result, Tensor):
             yield from self._views(site)
-        if site.name in ("cat", "concat", "stack") and site.args and isinstance(site.args[0], (tuple, list)):
-            if len(site.args[0]) > 1 and len({getattr(t, "shape", None) for t in site.args[0]}) == 1:
-                words = f"ours joins the parts of `{site.text}` in the opposite order"
-                yield self._hypothesis("parts-exchanged", words, _layout_fix(scene), site, _joined_backwards, 1.1)
+        if site.name in ("cat", "concat", "stack") and _joins_alike(site):
+            words = f"ours joins the parts of `{site.text}` in the opposite order"
+            yield self._hypothesis("parts-exchanged", words, _layout_fix(scene), site, _joined_backwards, 1.1)
         if site.name == "repeat_interleave":
             words = f"ours repeats all heads in turn where the reference repeats each (`{site.text}`)"
             yield self._hypothesis("heads-tiled", words, _layout_fix(scene), site, _tiled, 1.0)
@@ -202,10 +204,10 @@ class Operations:
             if heads > 1 and dim > 1:
                 words = f"ours takes [{dim}, {heads}] where the reference has [{heads}, {dim}] (`{site.text}`)"
                 yield self._hypothesis("heads-transposed", words, _layout_fix(self._scene), site, _split_other, 1.1)
-        if given.ndim > result.ndim and result.shape[-1] == given.shape[-1] * given.shape[-2] and given.ndim > 2:
-            if given.shape[-1] > 1 and given.shape[-2] > 1:
-                words = f"ours lays out heads dimension by dimension in `{site.text}`"
-                yield self._hypothesis("heads-transposed", words, _layout_fix(self._scene), site, _join_other, 1.1)
+        joined = given.ndim > max(2, result.ndim) and result.shape[-1] == given.shape[-1] * given.shape[-2]
+        if joined and given.shape[-1] > 1 and given.shape[-2] > 1:
+            words = f"ours lays out heads dimension by dimension in `{site.text}`"
+            yield self._hypothesis("heads-transposed", words, _layout_fix(self._scene), site, _join_other, 1.1)
 
     def _number(self, site: Site, place: int | str, value: float) -> Fit:
         text = site.text
@@ -274,6 +276,11 @@ def _number_text(value: Any) -> str:
 
 def _broadcasts(value: Tensor, result: Any) -> bool:
     return isinstance(result, Tensor) and value.numel() > 0 and value.ndim <= result.ndim
+
+
+def _joins_alike(site: Site) -> bool:
+    parts = site.args[0] if site.args else ()
+    return isinstance(parts, (tuple, list)) and len(parts) > 1 and len({getattr(t, "shape", None) for t in parts}) == 1
 
 
 def _alike(site: Site) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -28,37 +29,56 @@ def parameter_mistakes(scene: Scene) -> Iterator[Hypothesis]:
                 yield from _mistakes(scene, module, f"{name}.{key}", key, value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """Another value of a parameter, and what it would mean."""
+
+    kind: str
+    words: str
+    fix: str
+    value: Tensor
+    cost: float
+
+
 def _mistakes(scene: Scene, module: nn.Module, name: str, key: str, value: Tensor) -> Iterator[Hypothesis]:
+    where = scene.wheres()
+    for wrong in (*_as_vector(name, key, value, where), *_as_matrix(name, value, where)):
+        yield Hypothesis(
+            kind=wrong.kind,
+            words=wrong.words,
+            fix=wrong.fix,
+            mistake=lambda wrong=wrong: patching.tensor(module, key, wrong.value),
+            cost=wrong.cost,
+        )
+
+
+def _as_vector(name: str, key: str, value: Tensor, where: str) -> Iterator[_Wrong]:
+    """What is done with biases, and with vectors that are added, multiplied, or scores."""
     bias = "bias" in key
-    what, where = ("bias" if bias else "parameter"), scene.wheres()
-    made: list[tuple[str, str, str, Tensor, float]] = []
+    what, use = ("bias" if bias else "parameter"), f"apply {key} in {where}"
     if value.ndim <= 2 and (bias or value.ndim == 1):
-        made.append((f"{what}-left-out", f"ours leaves out {name}", f"apply {key} in {where}, and load it",
-                     torch.zeros_like(value), 0.5 if bias else 1.0))  # fmt: skip
-        made.append((f"{what}-twice", f"ours adds {name} twice", f"apply {key} once in {where}", 2 * value, 1.0))
-        made.append((f"{what}-sign", f"ours has the other sign of {name}", f"turn the sign in {where}", -value, 1.3))
+        yield _Wrong(f"{what}-left-out", f"ours leaves out {name}", use, torch.zeros_like(value), 0.5 if bias else 1.0)
+        yield _Wrong(f"{what}-twice", f"ours applies {name} twice", f"{use} once", 2 * value, 1.0)
+        yield _Wrong(f"{what}-sign", f"ours has the other sign of {name}", f"turn the sign in {where}", -value, 1.3)
     if value.ndim == 1 and not bias:
-        words = f"ours leaves out {name}"
-        made.append(("sinks-left-out" if "sink" in key else "parameter-left-out", words, f"apply {key} in {where}",
-                     torch.full_like(value, -torch.inf), 1.1))  # fmt: skip
-        made.append(("parameter-left-out", words, f"apply {key} in {where}", torch.ones_like(value), 1.1))
-        made.append(("order", f"ours has {name} in reverse order", f"mend its layout in {where}", value.flip(0), 1.3))
+        kind = "sinks-left-out" if "sink" in key else "parameter-left-out"
+        yield _Wrong(kind, f"ours leaves out {name}", use, torch.full_like(value, -torch.inf), 1.1)
+        yield _Wrong("parameter-left-out", f"ours leaves out {name}", use, torch.ones_like(value), 1.1)
+        yield _Wrong("order", f"ours has {name} in reverse order", f"its layout in {where}", value.flip(0), 1.3)
+
+
+def _as_matrix(name: str, value: Tensor, where: str) -> Iterator[_Wrong]:
+    """Layouts, and rounding."""
+    fix = f"the weight descriptor of {name}, or how {where} reads it"
     if value.ndim > 1 and 1 < value.shape[-1] <= MOST_TAPS:
-        made.append(("conv-flipped", f"ours has the taps of {name} in the opposite order", f"flip it in {where}",
-                     value.flip(-1), 1.0))  # fmt: skip
+        yield _Wrong("conv-flipped", f"ours has the taps of {name} in the opposite order", fix, value.flip(-1), 1.0)
     if value.ndim > 1 and value.shape[-1] == value.shape[-2]:
-        made.append(("transposed", f"ours has {name} transposed", f"the weight descriptor of {name}",
-                     value.transpose(-1, -2).contiguous(), 1.0))  # fmt: skip
-    if value.shape[0] > 1:
-        for by in (1, -1):
-            made.append(("shifted", f"ours has {name} shifted by {by} along its first dimension",
-                         f"the weight descriptor of {name}, or how {where} reads it", value.roll(by, 0), 1.3))  # fmt: skip
+        turned = value.transpose(-1, -2).contiguous()
+        yield _Wrong("transposed", f"ours has {name} transposed", fix, turned, 1.0)
+    for by in (1, -1) if value.shape[0] > 1 else ():
+        words = f"ours has {name} shifted by {by} along its first dimension"
+        yield _Wrong("shifted", words, fix, value.roll(by, 0), 1.3)
     rounded = value.bfloat16().to(value.dtype)
     if not torch.equal(rounded, value):
-        made.append(("precision", f"ours rounds {name} to bfloat16; the reference keeps it in float32",
-                     f'declare it with dtype "float32" in the weight descriptors of {where}', rounded, 1.2))  # fmt: skip
-    for kind, words, fix, tensor, cost in made:
-        yield Hypothesis(
-            kind=kind, words=words, fix=fix, cost=cost,
-            mistake=lambda tensor=tensor: patching.tensor(module, key, tensor),
-        )  # fmt: skip
+        words = f"ours rounds {name} to bfloat16; the reference keeps it in float32"
+        yield _Wrong("precision", words, f'dtype="float32" in the weight descriptor of {name}', rounded, 1.2)

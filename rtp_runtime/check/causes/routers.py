@@ -22,7 +22,7 @@ def router_mistakes(scene: Scene) -> Iterator[Hypothesis]:
         sums = weights.sum(-1, keepdim=True)
         if float((sums / sums.mean() - 1).abs().max()) > 1e-4:
             yield Hypothesis(
-                kind="router-renormalise", words="ours divides the weights of the chosen experts by their sum; the reference does not",
+                kind="router-renormalise", words="ours divides the weights of the chosen experts by their sum",
                 fix=f"renormalize=False (norm_topk_prob) of the router in {where}",
                 mistake=lambda module=module: _reweighted(module, lambda w, _: w / w.sum(-1, keepdim=True)), cost=0.8,
             )  # fmt: skip
@@ -36,7 +36,7 @@ def router_numbers(scene: Scene) -> Iterator[Fit]:
     """A factor of the weights that the reference does not have."""
     for _name, module in _routers(scene):
         yield Fit(
-            kind="router-scale", words=lambda found: f"ours multiplies the weights of experts by {found:.6g} more than the reference",
+            kind="router-scale", words=lambda found: f"ours multiplies the weights of experts by {found:.6g} more",
             fix=f"routed_scaling_factor in {scene.wheres()}",
             mistake=lambda found, module=module: _reweighted(module, lambda w, _: w * found),
             right=1.0, tries=(), log=True, cost=1.2,
@@ -87,7 +87,7 @@ def _with_bias(scene: Scene, name: str, module: nn.Module, where: str) -> Iterat
             for score in ("sigmoid", "softmax", "sqrtsoftplus"):
                 yield Hypothesis(
                     kind="router-bias-in-weights",
-                    words=f"ours adds {key} to the weights of experts; the reference only to the scores they are chosen by",
+                    words=f"ours adds {key} to the weights of experts; the reference only to what they are chosen by",
                     fix=f"take the weights from the scores without {key} in {where}",
                     mistake=lambda n=normed, s=score, bias=bias, scale=scale: _biased(module, bias, n, s, scale),
                     cost=0.9,
@@ -121,5 +121,6 @@ def _from_logits(module: nn.Module, where: str) -> Iterator[Hypothesis]:
 
     yield Hypothesis(
         kind="router-score", words="ours takes the softmax over the chosen experts alone; the reference over all",
-        fix=f"the scores of the router in {where}", mistake=lambda: patching.output(module, softmax_of_chosen), cost=1.0,
+        fix=f"the scores of the router in {where}",
+        mistake=lambda: patching.output(module, softmax_of_chosen), cost=1.0,
     )  # fmt: skip

@@ -251,7 +251,7 @@ def _keep(session: Session, case: Case, rerun: Rerun, steps: Steps | None = None
 
 
 def _accused(finding: Finding, wrong: list[ProbeKey]) -> ProbeKey | None:
-    """Of the wrong quantities in execution order, the one that the finding names, else one in its module, else the first."""
+    """Of the wrong quantities in execution order: what the finding names, else one in its module, else the first."""
 
     def is_named(key: ProbeKey) -> bool:
         if key.what in (FED, INPUT):

@@ -39,9 +39,13 @@ AUDIT = {
         "a weight descriptor in the place of the Skip, and its use in the model file",
     ),
     "duplicate": ("tensor-duplicate", "a tensor goes into two parameters", "one weight descriptor for each tensor"),
-    "shape": ("tensor-shape", "a tensor has another shape than our model expects", "the sizes that the model file reads from the config"),
+    "shape": (
+        "tensor-shape",
+        "a tensor has another shape than our model expects",
+        "the sizes that the model file reads from the config",
+    ),
     "dtype": ("tensor-dtype", "a tensor has another dtype than is declared", "the dtype in the weight descriptor"),
-    "reference": ("reference-tensor", "the reference lacks a tensor that ours has", "the checkpoint given as --reference"),
+    "reference": ("reference-tensor", "the reference lacks a tensor that ours has", "what is given as --reference"),
 }  # fmt: skip
 
 
@@ -56,7 +60,8 @@ def _audit(session: Session, finding: Finding) -> Cause:
         )  # fmt: skip
     if "bias" in finding.detail and what in ("skipped", "unexpected", "missing"):
         return Cause(
-            status="named", kind="bias-left-out", words=f"ours has no bias where the checkpoint has one: {finding.detail}",
+            status="named", kind="bias-left-out",
+            words=f"ours has no bias where the checkpoint has one: {finding.detail}",
             fix="bias=True of the layer in the model file, and its weight descriptor",
         )  # fmt: skip
     if what in AUDIT:
