@@ -11,6 +11,7 @@ from rtp_runtime.enable.blocks import Block
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.recognise.attention import is_attention, recognise_attention
 from rtp_runtime.enable.recognise.bridge import is_bridgeable, recognise_bridge
+from rtp_runtime.enable.recognise.delta_net import is_delta_net, recognise_delta_net
 from rtp_runtime.enable.recognise.lone import (
     is_lone_activation,
     is_lone_linear,
@@ -42,6 +43,7 @@ RECOGNISERS: Sequence[Recogniser] = (
     Recogniser(is_state_space, recognise_state_space),
     Recogniser(is_selective, recognise_selective),
     Recogniser(is_short_conv, recognise_short_conv),
+    Recogniser(is_delta_net, recognise_delta_net),
     Recogniser(is_moe, recognise_moe),
     Recogniser(is_mlp, recognise_mlp),
     Recogniser(is_bridgeable, recognise_bridge),

@@ -1,0 +1,96 @@
+"""Gated delta nets: a convolution over queries, keys and values, the gated delta rule, a norm with a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rtp_runtime.enable.blocks.base import Block
+from rtp_runtime.enable.blocks.convolution import Conv
+from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged
+from rtp_runtime.enable.blocks.state_space import GatedNorm, pinned
+from rtp_runtime.enable.code import call
+from rtp_runtime.enable.declarations import Place
+from rtp_runtime.enable.templates import render
+
+
+@dataclass(frozen=True)
+class DeltaNet(Block):
+    """Linear attention whose state decays by one number per head and is corrected."""
+
+    class_name: str
+    mixed: tuple[Projection, ...]
+    """What is convolved: one projection of everything, or those of q, k and v in `order`."""
+    order: tuple[str, ...]
+    """ "q", "k" and "v" as the convolution holds them."""
+    conv: Conv
+    a: Projection
+    b: Projection
+    gate: Projection
+    out: Projection
+    norm: GatedNorm
+    norm_name: str
+    key_heads: str
+    heads: str
+    key_dim: str
+    value_dim: str
+    beta: str | None = None
+    """What beta is multiplied by."""
+    a_log: str = "A_log"
+    dt_bias: str = "dt_bias"
+    word: ClassVar[str] = "attended"
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return ("batch", "conv", "delta")
+
+    def source(self) -> list[str]:
+        return render("delta_net.py.jinja", s=self).rstrip("\n").split("\n")
+
+    def sizes(self) -> str:
+        return ", ".join("values" if part == "v" else "keys" for part in self.order)
+
+    def make_mixed(self) -> list[str]:
+        """The construction of the projections that are convolved."""
+        first = self.mixed[0]
+        if len(self.mixed) == 1:
+            return [f"self.{first.name} = Linear(config.hidden_size, 2 * keys + values{first.bias_code})"]
+        sizes = ["values" if part == "v" else "keys" for part in self.order]
+        parts = ", ".join(f'"{part.name}": {size}' for part, size in zip(self.mixed, sizes, strict=True))
+        biased = ["bias=True"] if first.bias else []
+        return call("self.qkv_proj = MergedLinear(", ["config.hidden_size", f"{{{parts}}}", *biased])
+
+    def mix(self) -> str:
+        if len(self.mixed) == 1:
+            return f"self.{self.mixed[0].name}(hidden)"
+        return "torch.cat(self.qkv_proj(hidden), dim=-1)"
+
+    def declare(self, place: Place) -> None:
+        keys = place.axis("key_heads", "key heads", self.key_heads, self.key_dim)
+        values = place.axis("value_heads", "value heads", self.heads, self.value_dim)
+        if len(self.mixed) == 1:
+            self.mixed[0].declare(place, f"2 * {keys}.size + {values}.size", "hidden")
+        else:
+            axes = [values if part == "v" else keys for part in self.order]
+            parts: Parts = list(zip(self.mixed, axes, strict=True))
+            declare_merged(place, "qkv_proj", parts, f"2 * {keys}.size + {values}.size")
+        self.conv.declare(place, f"2 * {keys}.size + {values}.size")
+        for projection in (self.a, self.b):
+            projection.declare(place, self.heads, "hidden")
+        for name in (self.a_log, self.dt_bias):
+            pinned(place, name, self.heads)
+        self.gate.declare(place, values, "hidden")
+        place.weight(f"{self.norm_name}.weight", self.value_dim)
+        self.out.declare(place, "hidden", values)
+
+    def states(self) -> Mapping[str, str]:
+        axes = f'{{"heads": {self.heads}, "key": {self.key_dim}, "value": {self.value_dim}}}'
+        channels = f"2 * {self.key_heads} * {self.key_dim} + {self.heads} * {self.value_dim}"
+        delta = f'SlotState(axes={axes}, shard="heads", dtype="float32")'
+        return {"conv": self.conv.state(channels), "delta": delta}
+
+    def describe(self) -> str:
+        names = ", ".join(part.name for part in self.mixed)
+        parts = [f"gated delta rule of {self.heads} heads over {names}", self.conv.describe(), self.norm.describe()]
+        return ", ".join(parts + ([f"beta times {self.beta}"] if self.beta else []))
