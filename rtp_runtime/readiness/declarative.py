@@ -121,10 +121,11 @@ class Table:
             raise self.refuse(key, f"= {value!r} is a {type(value).__name__}: give a table")
         return Table(value, self.file, f"{self.path}.{key}" if self.path else key, self.text)
 
-    def tables(self, key: str) -> Iterator[Table]:
-        """The tables of a list, at least one."""
+    def tables(self, key: str, *, empty: bool = False) -> Iterator[Table]:
+        """The tables of a list; at least one unless it may be `empty`."""
         value = self.take(key)
-        if not isinstance(value, list) or not value or not all(isinstance(each, Mapping) for each in value):
+        sound = isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
+        if not sound or not (value or empty):
             raise self.refuse(key, f"is no list of tables: give at least one [[{key}]]")
         for place, each in enumerate(value):
             yield Table(each, self.file, f"{self.path}.{key}[{place}]" if self.path else f"{key}[{place}]", self.text)

@@ -98,7 +98,7 @@ def read_points(numbers: Mapping[str, Any], file: str) -> list[Point]:
         UsageError: numbers that are not a bench record's.
     """
     table = Table(numbers, file, "numbers")
-    return [_point(each) for each in table.tables("points")]
+    return [_point(each) for each in table.tables("points", empty=True)]
 
 
 def _point(table: Table) -> Point:

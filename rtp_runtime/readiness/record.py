@@ -10,8 +10,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rtp_runtime.errors import UsageError
@@ -143,6 +143,10 @@ class Record:
         date = re.sub(r"[-:]", "", self.date)
         return f"{self.kind}-{self.conditions.model.fingerprint[:12]}-{self.conditions.digest[:12]}-{date}.json"
 
+    def later(self) -> Record:
+        """The same record, dated a second later."""
+        return replace(self, date=(self.time + timedelta(seconds=1)).strftime(_DATE))
+
     def to_text(self) -> str:
         """The file's text."""
         values = self._values() | {"digest": self.digest}
@@ -203,7 +207,7 @@ def read_record(text: str, file: str) -> Record:
 def _conditions(table: Table) -> Conditions:
     found = Conditions(
         model=_model(table.table("model")),
-        plugins=tuple(_package(each) for each in table.tables("plugins")) if table.values.get("plugins") else (),
+        plugins=tuple(_package(each) for each in table.tables("plugins", empty=True)),
         runtime=_package(table.table("rtp_runtime")),
         kernel=_package(table.table("rtp_kernel")),
         versions=_versions(table.table("versions")),
@@ -214,7 +218,6 @@ def _conditions(table: Table) -> Conditions:
         machine=table.string("machine"),
         settings=table.table("settings").values,
     )
-    table.take("plugins")
     table.finish()
     return found
 

@@ -67,22 +67,20 @@ class EvidenceStore:
     def add(self, record: Record, contents: Iterable[Content] = ()) -> Path:
         """Write a record, and the lists of files that its digests stand for; the record's file.
 
+        Of two results of one second under the same conditions the later one is dated a second later, so that it counts.
+
         Raises:
             UsageError: the directory cannot be written.
         """
-        text = record.to_text()
         try:
             (self.directory / MANIFESTS).mkdir(parents=True, exist_ok=True)
             for content in contents:
                 file = self._manifest_file(content.digest)
                 if not file.exists():
                     write_atomically(file, _manifest_text(content.files))
-            file = self.directory / record.file_name
-            number = 1
-            while file.exists() and file.read_text(encoding="utf-8", errors="replace") != text:
-                number += 1
-                file = self.directory / f"{Path(record.file_name).stem}-{number}.json"
-            write_atomically(file, text)
+            while (file := self.directory / record.file_name).exists() and not _holds(file, record):
+                record = record.later()
+            write_atomically(file, record.to_text())
         except OSError as error:
             raise UsageError(
                 f"{error.filename or self.directory}: evidence cannot be written ({error.strerror}): "
@@ -145,6 +143,10 @@ def write_atomically(file: Path, text: str) -> None:
 
 def _manifest_text(files: Mapping[str, str]) -> str:
     return json.dumps(dict(sorted(files.items())), indent=0, ensure_ascii=False) + "\n"
+
+
+def _holds(file: Path, record: Record) -> bool:
+    return file.read_text(encoding="utf-8", errors="replace") == record.to_text()
 
 
 def _read(path: Path) -> str:

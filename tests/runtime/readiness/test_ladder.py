@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import ZERO, bench_numbers, package, point, record
+from evidence import bench_numbers, package, point, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rtp_runtime.errors import UsageError
 from rtp_runtime.readiness.ladder import STATE_OF, STATES, Available, Ladder, climb
-from rtp_runtime.readiness.metrics import INVALID, METRICS, NOT_RUN
+from rtp_runtime.readiness.metrics import INVALID, NOT_RUN
 from rtp_runtime.readiness.record import KINDS, RESULTS, Record
 from rtp_runtime.readiness.staleness import Staleness
 from rtp_runtime.readiness.store import Evidence, Stored
@@ -226,8 +226,6 @@ def test_targets_are_read(tmp_path: Path) -> None:
         ("chat", (8, 64, 16), {"throughput_tok_s": 50.0}),
         ("long", (1, 640, 16), {"memory_mb": 4000.5}),
     ]
-    assert set(METRICS) >= {"throughput_tok_s", "memory_mb"}
-    assert ZERO
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     store.add(record(second=1))
     store.add(record(result="fail"))  # the same second and conditions, another result
     assert len(names(store)) == 3
+    assert [each.record.result for each in store.read(NOW).records] == ["pass", "pass", "fail"]
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
 
 
