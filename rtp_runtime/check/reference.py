@@ -254,6 +254,13 @@ class Reference:
                 fed.append(int(rows[-1].argmax()))
         return Continuation(tuple(fed[start:]), torch.stack(rows))
 
+    @torch.inference_mode()
+    def cached(self, ids: Sequence[int]) -> Any:
+        """The cache, of the model's own kind, after a prefill of these tokens; None where it gives none."""
+        with self._fresh_cache():
+            self._step(ids, range(len(ids)), Feeding((len(ids),)))
+            return self._cache
+
     def _feed(self, ids: Sequence[int], feeding: Feeding) -> Iterator[tuple[range, Tensor]]:
         with self._fresh_cache():
             for part in self._parts(ids, feeding):

@@ -55,6 +55,11 @@ class OpSeam:
         self._chosen.clear()
         self._mixers.clear()
 
+    @property
+    def mixers(self) -> frozenset[str]:
+        """The blocks in which tokens were mixed in the last step."""
+        return frozenset(self._mixers)
+
     def mixes(self, module: str) -> bool:
         """Whether tokens are mixed (attention, recurrence) in the block that the module stands in."""
         return self._block(module) in self._mixers

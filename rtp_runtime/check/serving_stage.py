@@ -6,20 +6,27 @@ the serving dtype, and ours in the serving dtype with the ops it would be served
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from rtp_runtime.check.loading import quiet_transformers
+from rtp_runtime.check.names import layer_of
 from rtp_runtime.check.ours import ModuleError, OurModel, load_ours
 from rtp_runtime.check.pinned_stage import serving_dtype
 from rtp_runtime.check.probe_stage import raised
+from rtp_runtime.check.prompts import PromptLimits, draw_prompt
+from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.report import NotJudged, StageResult
 from rtp_runtime.check.serving.judge import ServingJudge
 from rtp_runtime.check.serving.narrow import narrowed, rounded
-from rtp_runtime.check.session import Case, Session
+from rtp_runtime.check.session import Session
 from rtp_runtime.errors import RtpError
 
-TOKENS_OF_SMALL, TOKENS_OF_LARGE = 500, 160
+TOKENS_OF_SMALL, TOKENS_OF_LARGE, ENOUGH_TOKENS = 500, 160, 256
 """Tokens, in all prompts, that a model is run over; products in a narrow dtype are slow on most processors."""
+DRAWN = 500
+"""Added to the seed of the prompt that is drawn where the others are short."""
 
 
 def run_serving(session: Session) -> StageResult:
@@ -42,34 +49,56 @@ def run_serving(session: Session) -> StageResult:
         return stage
     ours.free()
     judge = ServingJudge(session, narrow, ours)
-    with rounded(session.reference, narrow, _kept_exact(ours)):
-        for case in chosen_cases(session):
+    with rounded(session.reference, narrow, _kept_exact(session.reference, ours)):
+        for prompt, ids in chosen_prompts(session).items():
             try:
-                judge.add(case)
+                judge.add(prompt, ids)
             except ModuleError as failure:
-                stage.findings.append(raised(session, failure, "serving", f"while it ran {case.name} in {name}"))
+                stage.findings.append(raised(session, failure, "serving", f"while it ran {prompt} in {name}"))
                 return stage
             except (RuntimeError, ValueError, TypeError) as error:
-                stage.not_judged.append(NotJudged(f"rounding on {case.name}", _first_line(error)))
+                stage.not_judged.append(NotJudged(f"rounding on {prompt}", _first_line(error)))
         judge.finish(stage)
     return stage
 
 
-def chosen_cases(session: Session) -> list[Case]:
-    """The prompts that are run: the shortest that fit, at least one."""
-    left = TOKENS_OF_SMALL if session.reference.is_small else TOKENS_OF_LARGE
-    chosen: list[Case] = []
+def chosen_prompts(session: Session) -> dict[str, tuple[int, ...]]:
+    """The tokens that are run, by prompt: the shortest that fit, at least one, and enough of a small model."""
+    small = session.reference.is_small
+    left = TOKENS_OF_SMALL if small else TOKENS_OF_LARGE
+    chosen: dict[str, tuple[int, ...]] = {}
     for case in sorted(session.cases, key=lambda case: (case.extra, len(case.sequence))):
         if len(case.sequence) <= left or not chosen:
-            chosen.append(case)
+            chosen[case.name] = case.sequence
             left -= len(case.sequence)
+    if small and left > TOKENS_OF_SMALL - ENOUGH_TOKENS:
+        config = session.model.loaded.config.hf.get_text_config()
+        positions = (getattr(config, "max_position_embeddings", None), session.reference.max_positions, ENOUGH_TOKENS)
+        vocab = min(int(config.vocab_size), session.reference.vocab_size)
+        limits = PromptLimits(vocab, min(int(limit) for limit in positions if limit))
+        drawn = draw_prompt(limits, limits.max_tokens, session.options.seed + DRAWN)
+        chosen[drawn.name] = drawn.ids
     return chosen
 
 
-def _kept_exact(ours: OurModel) -> frozenset[str]:
-    """Our parameters that stay in float32: what the reference rounds of these is its own loss."""
-    layout = ours.loaded.weights.layout
-    return frozenset(parameter.name for parameter in layout.parameters if parameter.dtype == "float32")
+def _kept_exact(reference: Reference, ours: OurModel) -> frozenset[str]:
+    """Tensors of the reference that ours keeps in float32: what it rounds of these is its own loss.
+
+    One that stands elsewhere in its layer on our side is told by its last name and shape.
+    """
+    layout, layers = ours.loaded.weights.layout, reference.layers
+    tensors = {reference.naming.ours_of(name) or name: name for name in reference.model.state_dict()}
+    pinned = [parameter for parameter in layout.parameters if parameter.dtype == "float32"]
+    moved = {_place(p.name, tuple(p.shape), layers) for p in pinned if p.name not in tensors}
+    kept = {p.name for p in pinned}
+    shapes = {name: tuple(tensor.shape) for name, tensor in reference.model.state_dict().items()}
+    return frozenset(
+        name for as_ours, name in tensors.items() if as_ours in kept or _place(as_ours, shapes[name], layers) in moved
+    )
+
+
+def _place(name: str, shape: tuple[int, ...], layers: Mapping[str, int]) -> tuple[int | None, str, tuple[int, ...]]:
+    return layer_of(name, layers), name.rpartition(".")[2], shape
 
 
 def _first_line(error: Exception) -> str:

@@ -108,7 +108,8 @@ def write_plugin(fault: Fault, directory: Path) -> tuple[str, ...]:
         target = f"check_faults.{fault.model}"
         text = MODEL_PLUGIN.format(architecture=architecture, target=target, replaces=replaces)
     elif fault.op[0]:
-        module = "state_ops" if fault.op[0] not in ("paged_attention",) else "ops"
+        module = "ops" if fault.op[0] == "paged_attention" else "state_ops"
+        module = "narrow_ops" if fault.stage == "serving" else module
         text = OP_PLUGIN.format(op=fault.op[0], implementation=f"{module}:{fault.op[1]}")
     else:
         return ()

@@ -11,16 +11,17 @@ from rtp_runtime.check.names import layer_of
 from rtp_runtime.check.paths import BATCH, Effort, OtherPath, other_paths
 from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.selections import Choices, is_selection
-from rtp_runtime.check.serving.ratio import Ratio
+from rtp_runtime.check.serving.ratio import Ratio, rounding_unit
 from rtp_runtime.check.serving.runs import Twin
 
 
 class PathRatios:
     """Listens to a replay of the narrow reference in which something is computed another way."""
 
-    def __init__(self, twin: Twin, layers: dict[str, int]) -> None:
+    def __init__(self, twin: Twin, layers: dict[str, int], unit: float) -> None:
         self._twin = twin
         self._layers = layers
+        self._unit = unit
         self._left_out = {layer: flips.clone() for layer, flips in twin.flips.items()}
         self.ratios: dict[str, Ratio] = {}
 
@@ -41,7 +42,7 @@ class PathRatios:
             if is_selection(wide):
                 out[index] |= Choices(other, wide[index]).changed
         keep = ~out[index]
-        kept, ratio = index[keep], self.ratios.setdefault(name, Ratio())
+        kept, ratio = index[keep], self.ratios.setdefault(name, Ratio(self._unit))
         for other, wide, small in sides:
             if wide.is_floating_point():
                 ratio.add(other[keep], small[kept], wide[kept], kept)
@@ -55,7 +56,7 @@ def path_ratios(narrow: Reference, twin: Twin, unsound: Container[str] = ()) -> 
     for path in _paths(narrow, len(twin.ids)):
         if path.name in unsound:
             continue
-        heard = PathRatios(twin, dict(narrow.layers))
+        heard = PathRatios(twin, dict(narrow.layers), rounding_unit(narrow.dtype))
         try:
             path.replay(narrow, twin.ids, twin.exact, heard)
         except (RuntimeError, ValueError, IndexError):

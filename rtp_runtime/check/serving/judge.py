@@ -16,10 +16,11 @@ from rtp_runtime.check.report import DRIFT, Finding, Measure, NotJudged, StageRe
 from rtp_runtime.check.serving.common import find_common
 from rtp_runtime.check.serving.floors import path_ratios
 from rtp_runtime.check.serving.logits import TOO_MUCH_OF_LOGITS, LogitsRatios
-from rtp_runtime.check.serving.ratio import Ratio
+from rtp_runtime.check.serving.ratio import Ratio, rounding_unit
 from rtp_runtime.check.serving.runs import Flips, ServingRun, Twin, capture_twin
+from rtp_runtime.check.serving.states import NarrowState, narrow_states
 from rtp_runtime.check.serving.table import TOO_MUCH, RatioProbe, RatioTable
-from rtp_runtime.check.session import Case, Session
+from rtp_runtime.check.session import Session
 from rtp_runtime.check.splits import FusedOutputs
 
 
@@ -29,12 +30,14 @@ class ServingJudge:
     def __init__(self, session: Session, narrow: Reference, ours: OurModel) -> None:
         self._session, self._narrow, self._ours = session, narrow, ours
         reference = session.reference
+        unit = rounding_unit(narrow.dtype)
         self._eps = float(torch.finfo(narrow.dtype).eps)
-        self._table = RatioTable(reference.layers, session.order, session.consumers)
+        self._table = RatioTable(reference.layers, session.order, session.consumers, unit)
         self._fused = FusedOutputs(ours.module, ours.loaded.weights.layout, set(session.order))
         self._flips: dict[int, Flips] = {}
-        self._logits = LogitsRatios(Ratio())
+        self._logits = LogitsRatios(Ratio(unit))
         self._last: Twin | None = None
+        self._mixers: set[str] = set()
         self._tokens = self._prompts = 0
 
     @functools.cached_property
@@ -47,30 +50,30 @@ class ServingJudge:
         """Our modules -> the reference's whose input they are given, in all runs."""
         return find_common(self._session.reference, self._narrow, self._ours, self._fused, self._head)
 
-    def add(self, case: Case) -> None:
+    def add(self, prompt: str, ids: tuple[int, ...]) -> None:
         """Run one prompt.
 
         Raises:
             ModuleError: our model raised.
             RuntimeError, ValueError, TypeError: the reference cannot run in this dtype.
         """
-        ids, model = case.sequence, self._ours
+        model = self._ours
         fixed = dict.fromkeys([*self._given.values(), *([self._head] if self._head else [])])
-        twin = capture_twin(case.name, ids, self._session.reference, self._narrow, fixed)
+        twin = capture_twin(prompt, ids, self._session.reference, self._narrow, fixed)
         run = ServingRun(model, self._table, twin, self._fused, self._given)
         with run.attached(model.ops):
-            model.run({case.name: ids}, 1, keep_logits=False)
+            model.run({prompt: ids}, 1, keep_logits=False)
         if self._head is not None:
             run.judge_head(self._head, model)
+        self._mixers |= run.seam.mixers
         self._note_flips(twin, run)
         if self._session.reference.is_small or not self._prompts:
-            self._add_logits(case)
+            self._add_logits(prompt, ids)
         self._last, self._tokens, self._prompts = twin, self._tokens + len(ids), self._prompts + 1
 
-    def _add_logits(self, case: Case) -> None:
+    def _add_logits(self, prompt: str, ids: tuple[int, ...]) -> None:
         """The whole model, with nothing put in."""
-        ids = case.sequence
-        ours = self._ours.run({case.name: ids}, 1)[case.name].logits[: len(ids)]
+        ours = self._ours.run({prompt: ids}, 1)[prompt].logits[: len(ids)]
         narrow, exact = self._narrow.logits(ids), self._session.reference.logits(ids)
         if ours.shape == exact.shape:
             self._logits.add(ours, narrow, exact)
@@ -91,12 +94,29 @@ class ServingJudge:
         allowed = functools.partial(_allowed, floors)
         stage.measures = table.measures(allowed)
         stage.findings += table.findings(allowed, "serving")
+        stage.findings += [self._state_finding(state) for state in narrow_states(self._narrow, self._ours)]
         self._judge_logits(stage)
         self._say_flips(stage)
         above = {name: (path, value) for name, (path, value) in floors.items() if value > TOO_MUCH}
         for name, (path, value) in sorted(above.items(), key=lambda item: -item[1][1])[:3]:
             stage.notes.append(f"{name}: the reference's {path} gives R {value:.2f} itself; more is judged there")
         self._sum_up(stage)
+
+    def _state_finding(self, state: NarrowState) -> Finding:
+        layers = self._session.reference.layers
+        inside = [name for name in self._mixers if layer_of(name, layers) == state.layer]
+        module = min(inside, default=next(name for name, index in layers.items() if index == state.layer))
+        return Finding(
+            stage="serving",
+            module=module,
+            layer=state.layer,
+            error=state.factor,
+            tolerance=1.0,
+            what=f"the state {state.name!r}, kept from step to step: its unit in the last place",
+            detail=f"ours is {state.ours}, the reference's is {state.reference}".replace("torch.", ""),
+            rank=self._session.rank(module) - 0.9,
+            verdict=DRIFT,
+        )
 
     def _floors(self) -> dict[str, tuple[str, float]]:
         """Module -> the reference's other path with the largest R there, and that."""

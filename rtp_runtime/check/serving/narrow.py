@@ -60,14 +60,13 @@ def narrow_dtypes(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
 def rounded(reference: Reference, narrow: Reference, exact: frozenset[str] = frozenset()) -> Iterator[int]:
     """For the time of the block, the float32 reference holds the values of `narrow`; afterwards its own, bit for bit.
 
-    `exact`: our names of tensors that stay as they are. Gives the number of tensors that changed.
+    `exact`: names, the reference's own, of tensors that stay as they are. Gives the number of tensors that changed.
     """
     theirs, stored = _tensors(narrow.model), set(reference.model.state_dict())
     saved: dict[str, tuple[Tensor, Tensor]] = {}
     try:
         for name, tensor in _tensors(reference.model).items():
-            ours = reference.naming.ours_of(name) or name
-            if name not in stored or ours in exact or not tensor.is_floating_point():
+            if name not in stored or name in exact or not tensor.is_floating_point():
                 continue
             wide = theirs[name].to(tensor.dtype)
             if not torch.equal(wide, tensor):

@@ -32,7 +32,9 @@ class Ratio:
     together are many times what they are on the middle one is weighed down, on both sides alike.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit: float) -> None:
+        """`unit`: what one rounding to the serving dtype adds, relatively."""
+        self._unit = unit
         self._rows: list[Tensor] = []
         self._weighed: Tensor | None = None
         self.broken = False
@@ -44,7 +46,7 @@ class Ratio:
         """Add rows [rows, …] of equal size; `index` [rows] their tokens' places."""
         if not len(index) or not narrow.is_floating_point():
             return
-        least = max(rounding_unit(narrow.dtype), LEAST) ** 2
+        least = max(rounding_unit(narrow.dtype), LEAST) ** 2  # of the dtype that the reference has here
         ours, narrow, exact = (tensor.reshape(len(index), -1).float() for tensor in (ours, narrow, exact))
         size = _squares(exact)
         rows = torch.stack([_squares(ours - exact), _squares(narrow - exact), size, least * size], dim=-1)  # [rows, 4]
@@ -86,6 +88,15 @@ class Ratio:
         return self.measured / self.allowance
 
     @property
+    def of_serving(self) -> float:
+        """R as if the reference rounded its result to the serving dtype at least: above it is more than rounding."""
+        rows = torch.cat([*self._rows, torch.zeros(1, 4, dtype=torch.float64)]).sum(dim=0)
+        noise, least = self._shares()[:, 1].sum(), self._unit**2 * rows[2]
+        if self.broken or not float(least):
+            return self.value
+        return self.value * min(1.0, math.sqrt(float(noise / least)))
+
+    @property
     def own_noise(self) -> float:
         """rms(reference - exact) / rms(exact): what the dtype adds in the reference."""
         total = torch.cat([*self._rows, torch.zeros(1, 4, dtype=torch.float64)]).sum(dim=0)
@@ -94,7 +105,8 @@ class Ratio:
     def _shares(self) -> Tensor:
         """[tokens, 2]: squared differences of ours and of the reference, weighed; the second is never 0 in sum."""
         if self._weighed is None:
-            rows = torch.cat([*self._rows, torch.full((1, 4), math.ulp(0.0), dtype=torch.float64)])
+            nothing = [0.0, math.ulp(0.0), 0.0, math.ulp(0.0)]
+            rows = torch.cat([*self._rows, torch.tensor([nothing], dtype=torch.float64)])
             narrow = rows[:, 1] if float(rows[:, 1].sum()) >= float(rows[:, 3].sum()) else rows[:, 3]
             both = rows[:, 0] + narrow
             most = HEAVIEST * (both.median() or both.mean())

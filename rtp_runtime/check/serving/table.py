@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -23,10 +23,10 @@ POOLED = "all prompts"
 class RatioProbe(Probe):
     """One quantity over all prompts."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: float) -> None:
         super().__init__()
-        self.ratio = self.output = Ratio()  # type: ignore[assignment]
-        self.given = self.inputs = Ratio()  # type: ignore[assignment]
+        self.ratio = self.output = Ratio(unit)  # type: ignore[assignment]
+        self.given = self.inputs = Ratio(unit)  # type: ignore[assignment]
         self.gaps: list[Tensor] = []
         """[flips, 2]: scores between which the experts lie that one side chose alone."""
 
@@ -66,11 +66,17 @@ def _add(ratio: Ratio, pair: Pair, index: Tensor, rows: Tensor) -> None:
 
 
 class RatioTable(ProbeTable):
-    """Ratios by probe."""
+    """Ratios by probe. `unit`: what one rounding to the serving dtype adds, relatively."""
+
+    def __init__(
+        self, layers: Mapping[str, int], order: Sequence[str], consumers: Mapping[str, int], unit: float
+    ) -> None:
+        super().__init__(layers, order, consumers)
+        self._unit = unit
 
     def probe(self, key: ProbeKey, prompt: str) -> RatioProbe:
         """The one of this quantity, whatever the prompt."""
-        return self._probes.setdefault(key, {}).setdefault(POOLED, RatioProbe())  # type: ignore[return-value]
+        return self._probes.setdefault(key, {}).setdefault(POOLED, RatioProbe(self._unit))  # type: ignore[return-value]
 
     def ratio(self, key: ProbeKey) -> Ratio:
         """R of one quantity."""
@@ -108,5 +114,5 @@ class RatioTable(ProbeTable):
             detail=f"the reference loses {ratio.own_noise:.1e} there, over {ratio.num_tokens} tokens",
             cause=cause,
             rank=self.rank(key),
-            verdict=WRONG if ratio.value > far else DRIFT,
+            verdict=WRONG if ratio.of_serving > far else DRIFT,
         )
