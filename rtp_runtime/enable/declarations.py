@@ -85,7 +85,7 @@ class Place:
             self.made(name, f"FromCheckpoint({self.source(name)}, {shape(dims)})")
             return
         over = [] if self.over in ("layers", "") else [f"over={self.over}"]
-        self.declarations.items.append("\n".join(call("weight(", [self.leaf(name), *dims, *over], indent=8)))
+        self.declarations.items.append("\n".join(call("weight(", [self.leaf(name), *dims, *over], indent=9)))
 
     def made(self, name: str, source: str, *, pinned: str | None = None, layout: str | None = None) -> None:
         """A parameter made of other tensors; `source` is code, perhaps of several lines.

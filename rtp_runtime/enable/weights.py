@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rtp_runtime.enable.code import comprehension
+from rtp_runtime.enable.code import INDENT, WIDTH
 from rtp_runtime.enable.declarations import Declarations, Place
 from rtp_runtime.enable.findings import Decoder, Program
 
@@ -86,5 +86,12 @@ def _subsets(d: Decoder) -> dict[str, str]:
 
 
 def _subset(name: str, condition: str) -> list[str]:
-    loop = f"for layer in range(config.num_hidden_layers) if {condition}"
-    return comprehension(f'{name} = {{"layer": [', [(None, "layer")], loop, "]}", indent=4)
+    pieces = ["layer", "for layer in range(config.num_hidden_layers)", f"if {condition}"]
+    flat = " ".join(pieces)
+    whole = f'{name} = {{"layer": [{flat}]}}'
+    if len(INDENT + whole) <= WIDTH:
+        return [whole]
+    inner = [f'"layer": [{flat}]']
+    if len(2 * INDENT + inner[0]) > WIDTH:
+        inner = ['"layer": [', *(INDENT + piece for piece in pieces), "]"]
+    return [f"{name} = {{", *(INDENT + line for line in inner), "}"]

@@ -8,8 +8,15 @@ from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import Block
 from rtp_runtime.enable.blocks.projection import Projection
+from rtp_runtime.enable.code import call
 from rtp_runtime.enable.declarations import Place
 from rtp_runtime.enable.templates import render
+
+
+def slot_state(name: str, *arguments: str) -> str:
+    """A descriptor as the value under `name` in a dict, broken where that line would be too long."""
+    head = f'"{name}": '
+    return "\n".join(call(f"{head}SlotState(", arguments, "),", indent=8)).removeprefix(head).removesuffix(",")
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Conv:
 
     def state(self, channels: str) -> str:
         """The descriptor of its last inputs."""
-        return f'SlotState(axes={{"channels": {channels}, "taps": {self.kernel} - 1}})'
+        return slot_state("conv", f'axes={{"channels": {channels}, "taps": {self.kernel} - 1}}')
 
     def describe(self) -> str:
         after = f", then {self.activation}" if self.activation else ""

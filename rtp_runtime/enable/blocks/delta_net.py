@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import Block
-from rtp_runtime.enable.blocks.convolution import Conv
+from rtp_runtime.enable.blocks.convolution import Conv, slot_state
 from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged
 from rtp_runtime.enable.blocks.state_space import GatedNorm, pinned
 from rtp_runtime.enable.code import call
@@ -85,10 +85,13 @@ class DeltaNet(Block):
         self.out.declare(place, "hidden", values)
 
     def states(self) -> Mapping[str, str]:
-        axes = f'{{"heads": {self.heads}, "key": {self.key_dim}, "value": {self.value_dim}}}'
-        channels = f"2 * {self.key_heads} * {self.key_dim} + {self.heads} * {self.value_dim}"
-        delta = f'SlotState(axes={axes}, shard="heads", dtype="float32")'
-        return {"conv": self.conv.state(channels), "delta": delta}
+        axes = f'axes={{"heads": {self.heads}, "key": {self.key_dim}, "value": {self.value_dim}}}'
+        delta = slot_state("delta", axes, 'shard="heads"', 'dtype="float32"')
+        return {"conv": self.conv.state("conv_dim"), "delta": delta}
+
+    def state_locals(self) -> list[str]:
+        keys, values = f"2 * {self.key_heads} * {self.key_dim}", f"{self.heads} * {self.value_dim}"
+        return [f"conv_dim = {keys} + {values}"]
 
     def describe(self) -> str:
         names = ", ".join(part.name for part in self.mixed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import Block
-from rtp_runtime.enable.blocks.convolution import Conv
+from rtp_runtime.enable.blocks.convolution import Conv, slot_state
 from rtp_runtime.enable.blocks.norm import Norm
 from rtp_runtime.enable.blocks.projection import Projection
 from rtp_runtime.enable.declarations import Place
@@ -89,9 +89,12 @@ class StateSpace(Block):
         self.out_proj.declare(place, "hidden", inner)
 
     def states(self) -> Mapping[str, str]:
-        axes = f'{{"heads": {self.heads}, "dim": {self.head_dim}, "state": {self.state_size}}}'
-        channels = f"{self.heads} * {self.head_dim} + 2 * {self.groups} * {self.state_size}"
-        return {"conv": self.conv.state(channels), "ssm": f'SlotState(axes={axes}, dtype="float32")'}
+        axes = f'axes={{"heads": {self.heads}, "dim": {self.head_dim}, "state": {self.state_size}}}'
+        return {"conv": self.conv.state("conv_dim"), "ssm": slot_state("ssm", axes, 'dtype="float32"')}
+
+    def state_locals(self) -> list[str]:
+        inner, shared = f"{self.heads} * {self.head_dim}", f"2 * {self.groups} * {self.state_size}"
+        return [f"conv_dim = {inner} + {shared}"]
 
     def describe(self) -> str:
         parts = [f"state space of {self.heads} heads in {self.groups} groups (Mamba 2)", self.conv.describe()]
@@ -150,8 +153,8 @@ class Selective(Block):
         self.out_proj.declare(place, "hidden", inner)
 
     def states(self) -> Mapping[str, str]:
-        axes = f'{{"channels": {self.inner}, "state": {self.state_size}}}'
-        return {"conv": self.conv.state(self.inner), "ssm": f'SlotState(axes={axes}, dtype="float32")'}
+        axes = f'axes={{"channels": {self.inner}, "state": {self.state_size}}}'
+        return {"conv": self.conv.state(self.inner), "ssm": slot_state("ssm", axes, 'dtype="float32"')}
 
     def describe(self) -> str:
         norms = [f"{norm.describe()} on {part}" for part, _, norm in self.norms]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,10 @@ from rtp_runtime.enable.code import literal
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.recognise.view import View
 
+COUNTING = re.compile(r"layer|period|interval|freq|every|step|stride|skip|offset|dense")
+SIZE = re.compile(
+    r"num_hidden_layers|_id$|head|expert|size|dim|rank|group|topk|top_k|expand|conv|kernel|n_inner|factor"
+)
 Truth = tuple[bool, ...]
 """What a rule says of each layer."""
 
@@ -48,7 +53,7 @@ def _rules(config: Any, depth: int) -> Iterator[tuple[str, Truth]]:
     values = config.to_dict()
     layers = range(depth)
     lists = {key: value for key, value in values.items() if isinstance(value, list | tuple)}
-    numbers = {k: v for k, v in values.items() if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= depth}
+    numbers = {key: value for key, value in _counts(values) if 0 < value <= depth}
     for key, value in lists.items():
         if len(value) == depth:
             yield from _by_value(f"config.{key}[layer]", value)
@@ -69,6 +74,14 @@ def _rules(config: Any, depth: int) -> Iterator[tuple[str, Truth]]:
     last = depth - 1
     yield "layer == config.num_hidden_layers - 1", tuple(layer == last for layer in layers)
     yield "layer < config.num_hidden_layers - 1", tuple(layer < last for layer in layers)
+
+
+def _counts(values: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Numbers that may count layers, those that say so first: small sizes of heads and experts fit by chance."""
+    found = [(k, v) for k, v in values.items() if isinstance(v, int) and not isinstance(v, bool)]
+    told = [(key, value) for key, value in found if COUNTING.search(key) and key != "num_hidden_layers"]
+    yield from told
+    yield from (pair for pair in found if pair not in told and not SIZE.search(pair[0]))
 
 
 def _by_value(place: str, values: Sequence[Any]) -> Iterator[tuple[str, Truth]]:
