@@ -148,8 +148,14 @@ def keep_check(recorder: Recorder, report: CheckReport, options: CheckOptions) -
         device="cpu",
         dtype=str(report.conditions.get("dtype", "float32")),
         seed=options.seed,
-        settings=check_settings(options),
+        settings=check_settings(options) | _kept(report),
     )
+
+
+def _kept(report: CheckReport) -> dict[str, Any]:
+    """Layers and experts that were kept of a model, also where the check chose them because the memory was short."""
+    cut = report.conditions.get("cut") or {}
+    return {name: str(cut[name]["kept"]) for name in ("layers", "experts") if name in cut}
 
 
 def keep_bench(recorder: Recorder, report: BenchReport) -> Path:
@@ -201,7 +207,8 @@ def judge_check(report: CheckReport, options: CheckOptions) -> tuple[str, str, d
         "judged_by": values["judged_by"],
         "seconds": values["seconds"],
     }
-    whole = not (options.random or options.layers or options.experts or check_settings(options)["reference"])
+    part = options.random or options.layers or options.experts or report.conditions.get("cut")
+    whole = not (part or check_settings(options)["reference"])
     result = {0: PASS if whole else PARTIAL, 1: FAIL}.get(values["exit"], PARTIAL)
     return result, _check_summary(values), numbers
 
@@ -226,7 +233,8 @@ def assess(
     store = EvidenceStore(evidence_directory(evidence))
     found = store.read()
     # Nothing to compare with: then the weights need not be read.
-    subject = gather_subject(str(model), plugins, store.cache, progress, weights=bool(found.records))
+    cache = store.cache if found.records else None
+    subject = gather_subject(str(model), plugins, cache, progress, weights=bool(found.records))
     mine = Evidence(tuple(each for each in found.records if concerns(each.record, subject)), found.problems)
     return climb(
         available(subject, plugins, str(model)),

@@ -145,7 +145,16 @@ def coverage_rows(report: CheckReport) -> list[tuple[str, str]]:
     rows += [(name, _kernel_words(ops)) for name, ops in coverage.get("kernels", {}).items()]
     for kind in coverage.get("layer_kinds", ()):
         rows.append((kind["kind"], f"layers {ranges(kind['layers'])}"))
-    return rows
+    return rows + _cut_rows(report.conditions.get("cut"))
+
+
+def _cut_rows(cut: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """What of the model was checked, how its config was edited for it, and the memory that was planned for."""
+    if not cut:
+        return []
+    edited = ", ".join(f"{key} = {value}" for key, value in cut["config"].items())
+    rows = [("part of the model", cut["words"]), ("config edited", edited), ("memory", cut["memory"])]
+    return [row for row in rows if row[1]] + [("cut", note) for note in cut["notes"]]
 
 
 def _position_rows(coverage: Mapping[str, Any]) -> list[tuple[str, str]]:
