@@ -27,7 +27,7 @@ def packings(heads: int, kv_heads: int, dim: int, v_dim: int | None = None) -> I
     """Every packing of q [heads * dim], k [kv_heads * dim], v [kv_heads * v_dim] in use, the plain one first."""
     v_dim = dim if v_dim is None else v_dim
     sizes = (heads * dim, kv_heads * dim, kv_heads * v_dim)
-    q, k, v = torch.arange(sum(sizes)).split(sizes)
+    q, k, v = torch.split(torch.arange(sum(sizes)), list(sizes))
     parts = {"q": q, "k": k, "v": v}
     for names in ("qkv", "qvk", "kqv", "kvq", "vqk", "vkq"):
         yield Packing(f"{names[0]},{names[1]},{names[2]}", f"{', '.join(names)} one after the other",
@@ -42,15 +42,15 @@ def packings(heads: int, kv_heads: int, dim: int, v_dim: int | None = None) -> I
     if group == 1 and v_dim == dim:
         yield Packing("per-dim", "q, k, v taking turns dimension by dimension", torch.stack((q, k, v), 1).flatten())
     for part, rows, count, width in (("q", q, heads, dim), ("k", k, kv_heads, dim), ("v", v, kv_heads, v_dim)):
-        order = {**parts, part: rows.view(count, width).T.flatten()}
-        yield Packing(f"{part}-transposed", f"{part}'s rows as [dim, heads]", torch.cat(list(order.values())))
-    order = torch.cat((q.view(kv_heads, group, dim).transpose(0, 1).flatten(), k, v))
-    yield Packing("q-groups-tiled", "heads of q that share a key far apart", order)
+        mixed = {**parts, part: rows.view(count, width).T.flatten()}
+        yield Packing(f"{part}-transposed", f"{part}'s rows as [dim, heads]", torch.cat(list(mixed.values())))
+    tiled = torch.cat((q.view(kv_heads, group, dim).transpose(0, 1).flatten(), k, v))
+    yield Packing("q-groups-tiled", "heads of q that share a key far apart", tiled)
 
 
 def pair_packings(size: int, heads: int | None = None) -> Iterator[Packing]:
     """Every packing of two parts (gate and up; q and its gate) of `size` rows each, the plain one first."""
-    first, second = torch.arange(2 * size).split(size)
+    first, second = torch.split(torch.arange(2 * size), size)
     yield Packing("first,second", "one after the other", torch.cat((first, second)))
     yield Packing("second,first", "one after the other, exchanged", torch.cat((second, first)))
     yield Packing("interleaved", "taking turns row by row", torch.stack((first, second), 1).flatten())

@@ -30,13 +30,18 @@ class Ripples(Qwen3ForCausalLM):
         self.model.layers[2].mlp = RipplingMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
 
 
+class RememberingMLP(GatedMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = super().forward(x + 0.03 * x.roll(1, 0).abs())
+        return output
+
+
 class Memory(Qwen3ForCausalLM):
     """A feed-forward network that knows the token before."""
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(config, build)
-        layer = self.model.layers[1]
-        layer.mlp.register_forward_pre_hook(lambda _, args: (args[0] + 0.03 * args[0].roll(1, 0).abs(),))
+        self.model.layers[1].mlp = RememberingMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
 
 
 class TiltedHeads(nn.Module):

@@ -22,6 +22,14 @@ CLOSE = 0.7
 
 def explain(session: Session, finding: Finding) -> Cause | None:
     """The mistake that explains the first wrong finding; None where nothing can be tried."""
+    try:
+        return _explain(session, finding)
+    except Exception as error:
+        # Mistakes are put into foreign code. Whatever breaks there, the verdict stands.
+        return Cause(status="unknown", words=f"the search for a cause failed: {type(error).__name__}: {error}")
+
+
+def _explain(session: Session, finding: Finding) -> Cause | None:
     cause = told(session, finding)
     if cause is not None or session.ours is None or session.reference.is_outline:
         return cause
@@ -29,7 +37,10 @@ def explain(session: Session, finding: Finding) -> Cause | None:
         return Cause(status="unknown", words=f"our model raised: {finding.detail}", fix="the line that the error names")
     scene = make_scene(session, finding) or mode_scene(session, finding)
     if scene is None:
-        return told_by_mode(finding) or unknown(finding, "where it is given the reference's input it matches")
+        return told_by_mode(finding) or unknown(
+            finding,
+            "given the reference's input every module matches; look at what the engine feeds, keeps and returns",
+        )
     if math.isinf(scene.error) or math.isinf(finding.error):
         found = explain_shapes(scene)
         if found is not None or math.isinf(scene.error):

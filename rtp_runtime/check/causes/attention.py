@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,21 +42,17 @@ def attention_numbers(scene: Scene) -> Iterator[Fit]:
         tries += [width**-0.5 for width in widths]
         yield Fit(
             kind="attention-scale",
-            words=lambda found, scaling=scaling: (
-                f"ours scales the attention scores by {found:.7g}; the reference by {scaling:.7g}"
-            ),
+            words=f"ours scales the attention scores by {{}}; the reference by {scaling:.7g}",
             fix=f"the scale of Attention in {scene.wheres()}",
-            mistake=lambda found, name=name: _with_options(scene, name, scaling=found),
+            mistake=partial(_with_number, scene, name, "scaling"),
             right=scaling, tries=tuple(tries), log=True, cost=1.0,
         )  # fmt: skip
         cap = seen.get("softcap")
         if cap:
             yield Fit(
-                kind="softcap", words=lambda found, cap=cap: (
-                    f"ours caps the scores at {found:.6g}; the reference at {cap:.6g}"
-                ),
+                kind="softcap", words=f"ours caps the scores at {{}}; the reference at {cap:.6g}",
                 fix=f"the soft cap of Attention in {scene.wheres()}",
-                mistake=lambda found, name=name: _with_options(scene, name, softcap=found),
+                mistake=partial(_with_number, scene, name, "softcap"),
                 right=float(cap), tries=(30.0, 50.0), log=True, cost=1.0,
             )  # fmt: skip
 
@@ -102,6 +99,10 @@ def _with_options(scene: Scene, name: str, **options: Any) -> AbstractContextMan
     return wrapped(scene, name, wrap)
 
 
+def _with_number(scene: Scene, name: str, option: str, value: float) -> AbstractContextManager[Any]:
+    return _with_options(scene, name, **{option: value})
+
+
 def _arguments(scene: Scene, name: str) -> dict[str, Any]:
     """What the attention function is given by name."""
     seen: dict[str, Any] = {}
@@ -120,7 +121,7 @@ def _arguments(scene: Scene, name: str) -> dict[str, Any]:
 def _transposed(x: Tensor) -> Tensor:
     """[heads, dim] of each token taken for [dim, heads]."""
     flat = x.transpose(1, 2).flatten(2)
-    return flat.unflatten(2, (x.shape[3], x.shape[1])).transpose(2, 3).transpose(1, 2)
+    return flat.view(*flat.shape[:2], x.shape[3], x.shape[1]).transpose(2, 3).transpose(1, 2)
 
 
 def _heads(scene: Scene, name: str) -> Iterator[Hypothesis]:
@@ -186,7 +187,7 @@ def _masks(scene: Scene, name: str) -> Iterator[Hypothesis]:
     configs = (scene.reference.config.get_text_config(), scene.session.model.loaded.config.hf.get_text_config())
     declared = {w for c in configs for k in ("sliding_window", "attention_chunk_size") if (w := getattr(c, k, None))}
     known = "every token before it" if window is None else f"the last {window}"
-    windows: list[int | None] = [None] if window is not None else sorted(w for w in declared if isinstance(w, int))
+    windows: list[int | None] = [None] if window is not None else [w for w in declared if isinstance(w, int)]
     if window is not None:
         windows += [window + 1, window - 1, 2 * window, *(w for w in declared if isinstance(w, int) and w != window)]
     windows += [w + by for w in declared if isinstance(w, int) for by in (1, -1)]
@@ -198,19 +199,19 @@ def _masks(scene: Scene, name: str) -> Iterator[Hypothesis]:
                 kind="window-ignored" if ignored else "window-everywhere" if everywhere else "window-size",
                 words=f"ours lets a token see {seen}; in the reference it sees {known}",
                 fix=f"the window of Attention in {scene.wheres()}, or sliding_window and layer_types of the config",
-                mistake=lambda other=other: masked(scene, name, band(tokens, other)), cost=1.0,
+                mistake=partial(masked, scene, name, band(tokens, other)), cost=1.0,
             )  # fmt: skip
     for by, words in ((1, "one token more, after itself"), (-1, "not itself")):
         yield Hypothesis(
             kind="causality", words=f"ours lets a token see {words}", fix=f"the mask in {scene.wheres()}",
-            mistake=lambda by=by: masked(scene, name, band(tokens, window, by)), cost=1.2,
+            mistake=partial(masked, scene, name, band(tokens, window, by)), cost=1.2,
         )  # fmt: skip
     if call.visible is not None and call.visible.shape[-1] > tokens:
         for by, words in ((1, "one token late"), (-1, "one token early")):
             yield Hypothesis(
                 kind="entries-shifted", words=f"ours lets compressed entries be seen {words}",
                 fix=f"how many entries are visible to a query in {scene.wheres()}, or in its op",
-                mistake=lambda by=by: wrapped(scene, name, lambda original: _entries_shifted(original, tokens, by)),
+                mistake=partial(wrapped, scene, name, partial(_entries_shifted, tokens=tokens, by=by)),
                 cost=1.0,
             )  # fmt: skip
 
@@ -247,7 +248,7 @@ def _given_masks(scene: Scene) -> Iterator[Hypothesis]:
         yield Hypothesis(
             kind="causality", words=f"ours lets {scene.module_name} see {words}",
             fix=f"what a token may see in {scene.wheres()}, or in its op",
-            mistake=lambda by=by: _seeing(module, tokens, by), cost=1.2,
+            mistake=partial(_seeing, module, tokens, by), cost=1.2,
         )  # fmt: skip
 
 
@@ -293,5 +294,5 @@ def _options(scene: Scene, name: str) -> Iterator[Hypothesis]:
         if seen.get(key) is not None:
             yield Hypothesis(
                 kind=kind, words=f"ours {words}", fix=f"give Attention its {key} in {scene.wheres()}",
-                mistake=lambda key=key: _with_options(scene, name, **{key: None}), cost=0.8,
+                mistake=partial(_with_options, scene, name, **{key: None}), cost=0.8,
             )  # fmt: skip

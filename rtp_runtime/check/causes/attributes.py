@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -36,7 +37,7 @@ def attribute_mistakes(scene: Scene) -> Iterator[Hypothesis]:
                     kind=f"value-{name}",
                     words=f"ours computes as if {name} were {other}; the reference has {value}",
                     fix=f"read {name} from the config in {scene.wheres()}",
-                    mistake=lambda owner=owner, name=name, other=other: patching.attribute(owner, name, other),
+                    mistake=partial(patching.attribute, owner, name, other),
                     cost=1.1,
                 )
 
@@ -47,11 +48,9 @@ def attribute_numbers(scene: Scene) -> Iterator[Fit]:
         if isinstance(value, float) and value:
             yield Fit(
                 kind=f"value-{name}",
-                words=lambda found, name=name, value=value: (
-                    f"ours computes as if {name} were {found:.6g}; the reference has {value:.6g}"
-                ),
+                words=f"ours computes as if {name} were {{}}; the reference has {value:.6g}",
                 fix=f"read {name} from the config in {scene.wheres()}",
-                mistake=lambda found, owner=owner, name=name: patching.attribute(owner, name, found),
+                mistake=partial(patching.attribute, owner, name),
                 right=value,
                 tries=(1.0, value * value, 1e-5, 1e-6) if value < 1e-3 else (1.0, value * value, value**0.5, 2 * value),
                 log=value > 0,

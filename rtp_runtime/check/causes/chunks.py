@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def _in_attention(scene: Scene) -> Iterator[Hypothesis]:
             mixed = torch.where(wrong[:, None], seen, plain)
             yield Hypothesis(
                 kind=kind, words=f"ours is right in one prefill; in {_mode(scene)}, {words}", fix=where,
-                mistake=lambda name=name, mixed=mixed: masked(scene, name, mixed), cost=1.0,
+                mistake=partial(masked, scene, name, mixed), cost=1.0,
             )  # fmt: skip
 
 

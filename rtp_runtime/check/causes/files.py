@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rtp_runtime.check.causes.scene import Scene
 from rtp_runtime.check.names import layer_of, parent_of
 from rtp_runtime.check.reference import Reference
 
-LARGEST = 3_000_000_000
+LARGEST = 500_000_000
 """Parameters of the largest model that is loaded once more."""
 IGNORED = frozenset({"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype", "use_cache"})
 NEAR = 1e-5
@@ -139,7 +140,7 @@ def _tensor_mistakes(scene: Scene) -> Iterator[Hypothesis]:
         yield Hypothesis(
             kind=_kind_of(chosen, theirs, ours), words=f"the checkpoints differ: {told}",
             fix=f"{', '.join(list(chosen)[:3])} in our checkpoint",
-            mistake=lambda chosen=chosen: _with_tensors(scene, chosen), cost=0.2 * len(chosen),
+            mistake=partial(_with_tensors, scene, chosen), cost=0.2 * len(chosen),
         )  # fmt: skip
 
 
@@ -157,12 +158,13 @@ def _is_near(scene: Scene, name: str) -> bool:
     return layer is None or layer == scene.layer
 
 
-def _with_tensors(scene: Scene, chosen: Mapping[str, Tensor]) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    for name, value in chosen.items():
-        module = scene.reference.modules[parent_of(name)]
-        stack.enter_context(patching.tensor(module, name.rpartition(".")[2], value))
-    return stack
+@contextmanager
+def _with_tensors(scene: Scene, chosen: Mapping[str, Tensor]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, value in chosen.items():
+            module = scene.reference.modules[parent_of(name)]
+            stack.enter_context(patching.tensor(module, name.rpartition(".")[2], value))
+        yield
 
 
 def _own_parameters(scene: Scene) -> Iterator[Hypothesis]:
@@ -180,7 +182,7 @@ def _own_parameters(scene: Scene) -> Iterator[Hypothesis]:
                 kind=_kind_of(held, theirs, mixed),
                 words=f"our loaded parameter differs: {_tell(name, held[name], theirs, mixed)}",
                 fix=f"the weight descriptor of {name}, or what {scene.wheres()} does with it after loading",
-                mistake=lambda held=held: _with_tensors(scene, held), cost=0.3,
+                mistake=partial(_with_tensors, scene, held), cost=0.3,
             )  # fmt: skip
 
 

@@ -31,14 +31,14 @@ def fitted(scene: Scene, fit: Fit) -> Iterator[Hypothesis]:
         if match is not None and match.exact:
             return
     start = best[1] if best is not None and best[0] < 0.7 * scene.error else fit.right
-    value = _newton(scene, fit, start)
-    if value is not None:
+    found = _newton(scene, fit, start)
+    if found is not None:
         for digits in (1, 2, 3, 4, 6):
-            rounded = float(f"{value:.{digits}g}")
-            if abs(rounded - value) <= 2e-3 * abs(value - fit.right) and rounded != fit.right:
+            rounded = float(f"{found:.{digits}g}")
+            if abs(rounded - found) <= 2e-3 * abs(found - fit.right) and rounded != fit.right:
                 yield fit.at(rounded, cost=0.1)
                 break
-        yield fit.at(value, cost=0.2)
+        yield fit.at(found, cost=0.2)
 
 
 def _newton(scene: Scene, fit: Fit, start: float) -> float | None:

@@ -34,7 +34,8 @@ class Fit:
     """A mistake with a number in it, which is tried at some values and then fitted."""
 
     kind: str
-    words: Callable[[float], str]
+    words: str
+    """With {} where the value found stands."""
     fix: str
     mistake: Callable[[float], AbstractContextManager[Any]]
     right: float
@@ -51,7 +52,7 @@ class Fit:
     def at(self, value: float, cost: float = 0.0) -> Hypothesis:
         return Hypothesis(
             kind=self.kind,
-            words=self.words(value),
+            words=self.words.format(f"{value:.7g}"),
             fix=self.fix,
             mistake=lambda: self.mistake(value),
             cost=self.cost + cost,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from rtp_runtime.check.causes import patching
 from rtp_runtime.check.causes.hypothesis import Hypothesis
 from rtp_runtime.check.causes.scene import Scene
 from rtp_runtime.check.names import parent_of
-from rtp_runtime.check.probe_table import OUTPUT, ProbeKey
+from rtp_runtime.check.probe_table import ProbeKey
 
 MOST_ROWS = 16384
 SAME_COLUMN = 1e-5
@@ -69,7 +70,7 @@ def _packings(scene: Scene, names: Sequence[str]) -> Iterator[Hypothesis]:
                         kind="qkv-layout",
                         words=f"ours takes the fused q, k, v in another layout: {packing.words}",
                         fix=where,
-                        mistake=lambda order=order: permuted(scene, trio, order),
+                        mistake=partial(permuted, scene, trio, order),
                         cost=1.0,
                     )
     for pair in itertools.pairwise(names):
@@ -81,7 +82,7 @@ def _packings(scene: Scene, names: Sequence[str]) -> Iterator[Hypothesis]:
                         words=f"ours takes the fused {' and '.join(p.rpartition('.')[2] for p in pair)} in another "
                         f"layout: {packing.words}",
                         fix=where,
-                        mistake=lambda pair=pair, order=order: permuted(scene, pair, order),
+                        mistake=partial(permuted, scene, pair, order),
                         cost=1.0,
                     )
 
@@ -90,28 +91,26 @@ def _rows(scene: Scene, name: str) -> int:
     return int(scene.base.calls[name].outputs[0].flatten(1).shape[1])
 
 
+@contextmanager
 def permuted(
     scene: Scene, names: Sequence[str], order: Tensor, fields: Sequence[str] = ("weight", "bias")
-) -> AbstractContextManager[Any]:
+) -> Iterator[None]:
     """The outputs of these modules, laid end to end, in another order; with `fields` the weights' alone."""
     modules = [scene.reference.modules[name] for name in names]
-    stack = ExitStack()
-    for field in fields:
-        held = [getattr(module, field, None) for module in modules]
-        known = [value for value in held if value is not None]
-        if not known:
-            continue
-        flipped = any(isinstance(m, nn.Linear) is False for m in modules) and field == "weight"
-        values = [_filled(value, scene, name) for value, name in zip(held, names, strict=True)]
-        whole = torch.cat([value.T if flipped else value for value in values])[order]
-        start = 0
-        for module, old, value in zip(modules, held, values, strict=True):
-            size = value.shape[1] if flipped else value.shape[0]
-            part = whole[start : start + size]
-            start += size
-            if old is not None:
-                stack.enter_context(patching.tensor(module, field, (part.T if flipped else part).contiguous()))
-    return stack
+    with ExitStack() as stack:
+        for field in fields:
+            held = [getattr(module, field, None) for module in modules]
+            if all(value is None for value in held):
+                continue
+            # Some projections hold their weight as [in, out].
+            turned = field == "weight" and not all(isinstance(module, nn.Linear) for module in modules)
+            values = [_filled(value, scene, name) for value, name in zip(held, names, strict=True)]
+            values = [value.T if turned else value for value in values]
+            parts = torch.split(torch.cat(values)[order], [len(value) for value in values])
+            for module, old, part in zip(modules, held, parts, strict=True):
+                if old is not None:
+                    stack.enter_context(patching.tensor(module, field, (part.T if turned else part).contiguous()))
+        yield
 
 
 def _filled(value: Tensor | None, scene: Scene, name: str) -> Tensor:
@@ -142,7 +141,7 @@ def _matched_rows(scene: Scene, names: Sequence[str]) -> Iterator[Hypothesis]:
                 words=f"ours has the rows of the reference's {', '.join(n.rpartition('.')[2] for n in kept)} "
                 f"({' and '.join(fields)}) in another order: {told}",
                 fix=LAYOUT.format(where=scene.wheres()),
-                mistake=lambda order=order, fields=fields: permuted(scene, kept, order, fields),
+                mistake=partial(permuted, scene, kept, order, fields),
                 cost=1.5,
             )
             return
@@ -170,8 +169,10 @@ def _words_of_order(order: Tensor, names: Sequence[str], sizes: Sequence[int], h
         short = name.rpartition(".")[2]
         if bool((own < 0).any() or (own >= size).any()):
             ends = torch.tensor(sizes).cumsum(0)
-            sources = torch.bucketize(order[start : start + size], ends, right=True).unique().tolist()
-            parts.append(f"{short} is made of rows of {', '.join(names[i].rpartition('.')[2] for i in sources)}")
+            sources = torch.bucketize(order[start : start + size], ends, right=True).tolist()
+            parts.append(
+                f"{short} is made of rows of {', '.join(names[i].rpartition('.')[2] for i in sorted(set(sources)))}"
+            )
         elif not torch.equal(own, torch.arange(size)):
             told = describe_order(own.tolist(), heads)
             moved = int((own != torch.arange(size)).sum())
@@ -202,7 +203,7 @@ def _expert_orders(scene: Scene, name: str, module: nn.Module, held: dict[str, n
             kind="expert-order",
             words=f"ours has the experts of {name} in another order: {words}",
             fix=f"the {{expert}} of the weight descriptor, or the ids in {scene.wheres()}",
-            mistake=lambda order=order: _all(module, held, order),
+            mistake=partial(_all, module, held, order),
             cost=1.0,
         )
 
@@ -216,16 +217,14 @@ def _expert_halves(scene: Scene, name: str, module: nn.Module, key: str) -> Iter
                     kind="gate-up-layout",
                     words=f"ours takes the fused rows of {name}.{key} in another layout: {packing.words}",
                     fix=LAYOUT.format(where=scene.wheres()),
-                    mistake=lambda dim=dim, order=order: patching.tensor(module, key, value.index_select(dim, order)),
+                    mistake=partial(patching.tensor, module, key, value.index_select(dim, order)),
                     cost=1.0 if "gate" in key else 1.3,
                 )
 
 
-def _all(module: nn.Module, held: dict[str, nn.Parameter], order: Tensor) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    for key, value in held.items():
-        stack.enter_context(patching.tensor(module, key, value.detach()[order]))
-    return stack
-
-
-__all__ = ["OUTPUT", "linear_mistakes", "permuted"]
+@contextmanager
+def _all(module: nn.Module, held: dict[str, nn.Parameter], order: Tensor) -> Iterator[None]:
+    with ExitStack() as stack:
+        for key, value in held.items():
+            stack.enter_context(patching.tensor(module, key, value.detach()[order]))
+        yield

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,13 +37,13 @@ def norm_mistakes(scene: Scene) -> Iterator[Hypothesis]:
                 kind=kind,
                 words=_words(kind, name, form, other),
                 fix=f"the norm's arguments (offset, eps, shape) in {scene.wheres()}",
-                mistake=lambda module=module, other=other: patching.forward(module, applying(module, other)),
+                mistake=partial(patching.forward, module, applying(module, other)),
             )
         yield Hypothesis(
             kind="norm-left-out",
             words=f"ours leaves out {name}",
             fix=f"apply it in {scene.wheres()}",
-            mistake=lambda module=module: patching.forward(module, lambda x, *_: x),
+            mistake=partial(patching.forward, module, _as_given),
             cost=0.9,
         )
     yield from _gated_mistakes(scene)
@@ -52,18 +54,22 @@ def norm_numbers(scene: Scene) -> Iterator[Fit]:
     for name, module, form in _norms(scene):
         yield Fit(
             kind="norm-eps",
-            words=lambda eps, name=name, form=form: (
-                f"ours computes {name} with eps {eps:.4g}; the reference has {form.eps:g}"
-            ),
+            words=f"ours computes {name} with eps {{}}; the reference has {form.eps:g}",
             fix=f"eps of the norm in {scene.wheres()}, or the config key that it is read from",
-            mistake=lambda eps, module=module, form=form: patching.forward(
-                module, applying(module, replace(form, eps=eps))
-            ),
+            mistake=partial(_with_eps, module, form),
             right=form.eps,
             tries=(*EPS_VALUES, 10 * form.eps, form.eps / 10, 0.0),
             step=0.5,
             cost=1.0,
         )
+
+
+def _as_given(x: Tensor, *_: Any) -> Tensor:
+    return x
+
+
+def _with_eps(module: nn.Module, form: NormForm, eps: float) -> AbstractContextManager[None]:
+    return patching.forward(module, applying(module, replace(form, eps=eps)))
 
 
 def applying(module: nn.Module, form: NormForm) -> Any:
@@ -116,14 +122,12 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _words(kind: str, name: str, form: NormForm, other: NormForm) -> str:
-    values: dict[str, tuple[Any, Any]] = {
+    values: dict[str, tuple[Any, ...]] = {
         "norm-offset": (form.offset, other.offset),
         "norm-centred": tuple("layer" if f.centred else "root-mean-square" for f in (form, other)),
         "norm-whole-vector": tuple("the whole vector" if f.whole else "each head" for f in (form, other)),
         "norm-eps-place": tuple("outside the root" if f.eps_outside else "inside the root" for f in (form, other)),
-        "norm-size": tuple(
-            "Euclidean length" if f.sum_of_squares else "root of the mean square" for f in (form, other)
-        ),
+        "norm-size": tuple("length" if f.sum_of_squares else "root of the mean square" for f in (form, other)),
     }
     own, wrong = values.get(kind, ("", ""))
     ours, theirs = WORDS[kind]
@@ -146,7 +150,7 @@ def _gated_mistakes(scene: Scene) -> Iterator[Hypothesis]:
                         words=f"our {name} applies its gate {'after' if first else 'before'} the norm; the reference "
                         f"{'before' if first else 'after'} it",
                         fix=f"gate_first of the gated norm in {scene.wheres()}",
-                        mistake=lambda m=module, a=act, f=first, e=eps: patching.forward(m, _gated(m, e, a, not f)),
+                        mistake=partial(patching.forward, module, _gated(module, eps, act, not first)),
                     )
                     return
 

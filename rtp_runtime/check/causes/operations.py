@@ -145,11 +145,11 @@ class Operations:
                             "top-k", words, f"choose {k} in {scene.wheres()}", site, _with(place, other), 1.0
                         )
         if site.name in ("sum", "mean", "amax", "max"):
-            for other in ("sum", "mean", "amax"):
-                if other != site.name and site.args and is_value(site.args[0]):
-                    words = f"ours takes the {other} where the reference takes the {site.name} (`{site.text}`)"
+            for reduction in ("sum", "mean", "amax"):
+                if reduction != site.name and site.args and is_value(site.args[0]):
+                    words = f"ours takes the {reduction} where the reference takes the {site.name} (`{site.text}`)"
                     yield self._hypothesis(
-                        "reduction", words, f"use {site.name} in {scene.wheres()}", site, _reduce(other), 1.2
+                        "reduction", words, f"use {site.name} in {scene.wheres()}", site, _reduce(reduction), 1.2
                     )
         if site.name in ("tril", "triu"):
             for by in (-1, 1):
@@ -210,13 +210,11 @@ class Operations:
             yield self._hypothesis("heads-transposed", words, _layout_fix(self._scene), site, _join_other, 1.1)
 
     def _number(self, site: Site, place: int | str, value: float) -> Fit:
-        text = site.text
+        text = site.text.replace("{", "{{").replace("}", "}}")
         tries: tuple[float, ...] = (value * value, 1.0 / value, math.sqrt(abs(value)), -value)
         return Fit(
             kind="factor" if site.name in FACTORS else "number",
-            words=lambda found: (
-                f"ours computes `{text}` with {_short(found, value)}; the reference with {_short(value, found)}"
-            ),
+            words=f"ours computes `{text}` with {{}}; the reference with {_short(value)}",
             fix=f"use {_short(value)} in {self._scene.wheres()}",
             mistake=lambda found: self._sites.wrong(site, _with(place, found)),
             right=value,
@@ -261,13 +259,8 @@ def _layout_fix(scene: Scene) -> str:
     return f"the weight descriptor's layout, or how {scene.wheres()} splits what it is given"
 
 
-def _short(value: float, other: float | None = None) -> str:
-    """A number with as many digits as set it apart from another."""
-    for digits in (4, 6, 8):
-        text = f"{value:.{digits}g}"
-        if other is None or text != f"{other:.{digits}g}":
-            return text
-    return repr(value)
+def _short(value: float) -> str:
+    return f"{value:.7g}"
 
 
 def _number_text(value: Any) -> str:

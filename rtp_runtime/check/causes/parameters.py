@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def _mistakes(scene: Scene, module: nn.Module, name: str, key: str, value: Tenso
             kind=wrong.kind,
             words=wrong.words,
             fix=wrong.fix,
-            mistake=lambda wrong=wrong: patching.tensor(module, key, wrong.value),
+            mistake=partial(patching.tensor, module, key, wrong.value),
             cost=wrong.cost,
         )
 

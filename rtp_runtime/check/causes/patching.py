@@ -25,9 +25,10 @@ def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 @contextmanager
 def tensor(owner: nn.Module, name: str, value: Tensor) -> Iterator[None]:
     """Another tensor in the place of a parameter or buffer."""
-    held = owner._parameters if name in owner._parameters else owner._buffers
+    is_parameter = name in owner._parameters
+    held: dict[str, Any] = owner._parameters if is_parameter else owner._buffers
     before = held[name]
-    held[name] = nn.Parameter(value, requires_grad=False) if held is owner._parameters else value  # type: ignore[assignment]
+    held[name] = nn.Parameter(value, requires_grad=False) if is_parameter else value
     try:
         yield
     finally:
@@ -38,14 +39,14 @@ def tensor(owner: nn.Module, name: str, value: Tensor) -> Iterator[None]:
 def forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
     """Another forward of one module."""
     before = module.__dict__.get("forward", MISSING)
-    module.forward = function  # type: ignore[method-assign]
+    module.forward = function
     try:
         yield
     finally:
         if before is MISSING:
             module.__dict__.pop("forward", None)
         else:
-            module.forward = before  # type: ignore[method-assign, assignment]
+            module.forward = before
 
 
 @contextmanager

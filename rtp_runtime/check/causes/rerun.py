@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rtp_runtime.check.capture import Capture, ModuleRecorder
+from rtp_runtime.check.causes import patching
 from rtp_runtime.check.names import layer_of
 from rtp_runtime.check.reference import Reference
 
@@ -84,15 +85,11 @@ class Rerun:
 
     @contextmanager
     def _frozen(self, reference: Reference) -> Iterator[None]:
-        names = [name for name, index in reference.layers.items() if index != self.layer]
-        for name in names:
-            output = self._outputs[name]
-            reference.modules[name].forward = lambda *_, output=output, **__: output  # type: ignore[method-assign]
-        try:
+        with ExitStack() as stack:
+            for name, index in reference.layers.items():
+                if index != self.layer:
+                    stack.enter_context(patching.forward(reference.modules[name], _giving(self._outputs[name])))
             yield
-        finally:
-            for name in names:
-                reference.modules[name].__dict__.pop("forward", None)
 
     @contextmanager
     def _stopping(self, reference: Reference) -> Iterator[None]:
@@ -108,3 +105,7 @@ class Rerun:
             yield
         finally:
             handle.remove()
+
+
+def _giving(output: Any) -> Callable[..., Any]:
+    return lambda *_, **__: output

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,11 +43,9 @@ def rotary_numbers(scene: Scene) -> Iterator[Fit]:
                     ours = _our_value(scene, path, key)
                     yield Fit(
                         kind={"rope_theta": "rope-theta", "factor": "rope-factor"}.get(key, "rope-share"),
-                        words=lambda found, key=key, right=right: (
-                            f"ours turns heads as if {key} were {found:.7g}; the reference has {right:.7g}"
-                        ),
+                        words=f"ours turns heads as if {key} were {{}}; the reference has {right:.7g}",
                         fix=f"{key} in rope_parameters of config.json, or where {scene.wheres()} reads it",
-                        mistake=lambda found, module=module, path=path, key=key: rebuilt(module, path, {key: found}),
+                        mistake=partial(_with_value, module, path, key),
                         right=float(right), tries=(*([ours] if ours else []), *tries, 10 * right, right / 10),
                         step=1e-3, log=True, cost=1.0,
                     )  # fmt: skip
@@ -66,7 +65,7 @@ def _is_table(module: nn.Module) -> bool:
 
 def _rope_paths(config: Any) -> list[tuple[str, ...]]:
     """Where dicts with a theta stand in the config."""
-    found = []
+    found: list[tuple[str, ...]] = []
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" in parameters:
         found.append(("rope_parameters",))
@@ -89,7 +88,8 @@ def _our_value(scene: Scene, path: tuple[str, ...], key: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def rebuilt(module: Any, path: tuple[str, ...], values: dict[str, Any]) -> AbstractContextManager[Any]:
+@contextmanager
+def rebuilt(module: Any, path: tuple[str, ...], values: dict[str, Any]) -> Iterator[None]:
     """The rotary module with the tables that it would have with other rope parameters."""
     config = copy.deepcopy(module.config)
     target: Any = getattr(config, path[0])
@@ -99,13 +99,17 @@ def rebuilt(module: Any, path: tuple[str, ...], values: dict[str, Any]) -> Abstr
     for key in [key for key, value in values.items() if value is None]:
         del target[key]
     other = type(module)(config=config)
-    stack = ExitStack()
-    for name, buffer in other.named_buffers(recurse=False):
-        stack.enter_context(patching.tensor(module, name, buffer))
-    for name, value in vars(other).items():
-        if isinstance(value, float) and name in vars(module):
-            stack.enter_context(patching.attribute(module, name, value))
-    return stack
+    with ExitStack() as stack:
+        for name, buffer in other.named_buffers(recurse=False):
+            stack.enter_context(patching.tensor(module, name, buffer))
+        for name, value in vars(other).items():
+            if isinstance(value, float) and name in vars(module):
+                stack.enter_context(patching.attribute(module, name, value))
+        yield
+
+
+def _with_value(module: Any, path: tuple[str, ...], key: str, value: float) -> AbstractContextManager[None]:
+    return rebuilt(module, path, {key: value})
 
 
 def _table_mistakes(scene: Scene, name: str, module: nn.Module) -> Iterator[Hypothesis]:
@@ -117,18 +121,18 @@ def _table_mistakes(scene: Scene, name: str, module: nn.Module) -> Iterator[Hypo
             yield Hypothesis(
                 kind="rope-scaling-left-out", words=f"ours leaves out the {kind} scaling of the rotary table",
                 fix=f"rope_type and its numbers in rope_parameters, or where {where} reads them",
-                mistake=lambda path=path: rebuilt(module, path, {"rope_type": "default"}), cost=0.9,
+                mistake=partial(rebuilt, module, path, {"rope_type": "default"}), cost=0.9,
             )  # fmt: skip
             if factor:
                 yield Hypothesis(
                     kind="rope-scaling-twice", words=f"ours applies the {kind} scaling of the rotary table twice",
                     fix=f"apply it once in {where}",
-                    mistake=lambda path=path, f=factor: rebuilt(module, path, {"factor": f * f}), cost=0.9,
+                    mistake=partial(rebuilt, module, path, {"factor": factor * factor}), cost=0.9,
                 )  # fmt: skip
             yield Hypothesis(
                 kind="rope-attention-factor", words="ours leaves out the factor of cos and sin (attention_factor)",
                 fix=f"attention_factor of rope_parameters in {where}",
-                mistake=lambda path=path: rebuilt(module, path, {"attention_factor": 1.0}), cost=0.9,
+                mistake=partial(rebuilt, module, path, {"attention_factor": 1.0}), cost=0.9,
             )  # fmt: skip
         yield from _other_types(scene, module, path, values)
     yield Hypothesis(
@@ -143,7 +147,7 @@ def _table_mistakes(scene: Scene, name: str, module: nn.Module) -> Iterator[Hypo
     for by in (1, -1):
         yield Hypothesis(
             kind="positions", words=f"our positions are off by {by}", fix=f"the positions that {where} is given",
-            mistake=lambda by=by: _moved_positions(module, by), cost=1.0,
+            mistake=partial(_moved_positions, module, by), cost=1.0,
         )  # fmt: skip
 
 
@@ -166,12 +170,13 @@ def _other_types(
         )  # fmt: skip
 
 
-def _narrow_tables(module: nn.Module) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    for name, buffer in list(module.named_buffers(recurse=False)):
-        if buffer.is_floating_point():
-            stack.enter_context(patching.tensor(module, name, narrowed(buffer)))
-    return stack
+@contextmanager
+def _narrow_tables(module: nn.Module) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_floating_point():
+                stack.enter_context(patching.tensor(module, name, narrowed(buffer)))
+        yield
 
 
 def _moved_positions(module: nn.Module, by: int) -> AbstractContextManager[Any]:
@@ -203,7 +208,7 @@ def _turned_otherwise(scene: Scene, name: str, scope: dict[str, Any]) -> Iterato
             kind="rotary-layout",
             words=f"ours turns heads {LAYOUTS[other]}; the reference {told}",
             fix=f'Rotary("{layout}") in {scene.wheres()}',
-            mistake=lambda other=other: patching.function(scope, name, _turning(other)),
+            mistake=partial(patching.function, scope, name, _turning(other)),
             cost=0.8,
         )
     changes: list[tuple[str, str, Callable[..., Tensor]]] = [
@@ -215,7 +220,7 @@ def _turned_otherwise(scene: Scene, name: str, scope: dict[str, Any]) -> Iterato
             kind=kind,
             words=f"ours {words}; the reference turns them {told}",
             fix=where,
-            mistake=lambda change=change: patching.function(scope, name, lambda original: _each(original, change)),
+            mistake=partial(patching.function, scope, name, partial(_each, change=change)),
             cost=1.0,
         )
     for place, part in ((0, "q"), (1, "k")) if seen.count > 1 else ():
@@ -223,7 +228,7 @@ def _turned_otherwise(scene: Scene, name: str, scope: dict[str, Any]) -> Iterato
             kind="rotary-left-out",
             words=f"ours does not turn {part}; the reference turns q and k",
             fix=where,
-            mistake=lambda place=place: patching.function(scope, name, _without(place)),
+            mistake=partial(patching.function, scope, name, _without(place)),
             cost=1.1,
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ def router_mistakes(scene: Scene) -> Iterator[Hypothesis]:
             yield Hypothesis(
                 kind="router-renormalise", words="ours divides the weights of the chosen experts by their sum",
                 fix=f"renormalize=False (norm_topk_prob) of the router in {where}",
-                mistake=lambda module=module: _reweighted(module, lambda w, _: w / w.sum(-1, keepdim=True)), cost=0.8,
+                mistake=partial(_reweighted, module, _normed), cost=0.8,
             )  # fmt: skip
         yield from _with_bias(scene, name, module, where)
         logits = next((t for t in call.outputs if t.is_floating_point() and t.shape[-1] > weights.shape[-1]), None)
@@ -36,11 +38,19 @@ def router_numbers(scene: Scene) -> Iterator[Fit]:
     """A factor of the weights that the reference does not have."""
     for _name, module in _routers(scene):
         yield Fit(
-            kind="router-scale", words=lambda found: f"ours multiplies the weights of experts by {found:.6g} more",
+            kind="router-scale", words="ours multiplies the weights of experts by {} more",
             fix=f"routed_scaling_factor in {scene.wheres()}",
-            mistake=lambda found, module=module: _reweighted(module, lambda w, _: w * found),
+            mistake=partial(_scaled, module),
             right=1.0, tries=(), log=True, cost=1.2,
         )  # fmt: skip
+
+
+def _normed(weights: Tensor, ids: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _scaled(module: nn.Module, factor: float) -> AbstractContextManager[None]:
+    return _reweighted(module, lambda weights, _: weights * factor)
 
 
 def _routers(scene: Scene) -> Iterator[tuple[str, nn.Module]]:
@@ -61,7 +71,7 @@ def _weights(outputs: Any) -> Tensor | None:
     return next((t for t in outputs if isinstance(t, Tensor) and t.is_floating_point() and t.shape == ids.shape), None)
 
 
-def _reweighted(module: nn.Module, change: Callable[[Tensor, Tensor], Tensor]) -> Any:
+def _reweighted(module: nn.Module, change: Callable[[Tensor, Tensor], Tensor]) -> AbstractContextManager[None]:
     """Other weights for the same experts: `change(weights, ids)`."""
 
     def hook(output: Any, args: Any) -> Any:
@@ -89,12 +99,12 @@ def _with_bias(scene: Scene, name: str, module: nn.Module, where: str) -> Iterat
                     kind="router-bias-in-weights",
                     words=f"ours adds {key} to the weights of experts; the reference only to what they are chosen by",
                     fix=f"take the weights from the scores without {key} in {where}",
-                    mistake=lambda n=normed, s=score, bias=bias, scale=scale: _biased(module, bias, n, s, scale),
+                    mistake=partial(_biased, module, bias, normed, score, scale),
                     cost=0.9,
                 )  # fmt: skip
 
 
-def _biased(module: nn.Module, bias: Tensor, normed: bool, score: str, scale: float) -> Any:
+def _biased(module: nn.Module, bias: Tensor, normed: bool, score: str, scale: float) -> AbstractContextManager[None]:
     from rtp_runtime.check.causes.scoring import score_of
 
     def hook(output: Any, args: Any) -> Any:
