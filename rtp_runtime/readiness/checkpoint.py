@@ -24,6 +24,8 @@ Progress = Callable[[str], None]
 """Called with a line of words as work goes on."""
 
 CHUNK = 16 * 2**20
+WORTH_KEEPING = 2**20
+"""Bytes of a file whose digest is kept; a smaller one is read faster than it is looked up."""
 TEXT_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -74,6 +76,8 @@ class HashCache:
             if isinstance(known, list) and len(known) == 5 and known[:4] == stamp and isinstance(known[4], str):
                 return known[4]
             digest = _hash(path, stat.st_size, progress)
+            if stat.st_size < WORTH_KEEPING:
+                return digest
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from error
         self._known[key] = [*stamp, digest]
