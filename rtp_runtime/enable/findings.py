@@ -26,6 +26,8 @@ class Step:
 
     name: str
     inputs: dict[str, float]
+    residual: dict[str, float] | None = None
+    """What the block itself adds its result to, where it is handed that."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class Decoder:
     head_dim: str = "config.hidden_size"
     outer_renames: Mapping[str, str] = field(default_factory=dict)
     """Whole names of parameters outside the layers that checkpoints call otherwise."""
+    hub_prefixes: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of names -> what checkpoints have there."""
     embedding_class: str | None = None
     embedding_scale: str | None = None
     hidden_scale: str | None = None

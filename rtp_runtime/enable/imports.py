@@ -61,6 +61,7 @@ IMPORTS: Mapping[str, tuple[str, ...]] = {
         "Tie",
         "Weight",
         "WeightDescriptors",
+        "renamed",
     ),
 }
 """Module -> what generated code may take from it."""

@@ -174,8 +174,9 @@ def _attention_recorder(model: nn.Module, found: dict[str, AttentionCall]) -> It
     names = {id(module): name for name, module in model.named_modules()}
 
     def listener(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        mask = attention_mask
         q, k, v = (part.detach().clone() for part in (query, key, value))
         result = original(module, query, key, value, mask, *args, **kwargs)
         kept = {name: option for name, option in kwargs.items() if option is not None}

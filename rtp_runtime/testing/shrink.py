@@ -6,6 +6,7 @@ Widths, counts of heads, the vocabulary and windows shrink; everything that swit
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +69,21 @@ def covering_depth(values: Mapping[str, Any], key: str = "num_hidden_layers") ->
         if repr(kind) not in seen:
             seen.add(repr(kind))
             depth = layer + 1
-    return min(max(depth, 2), total)
+    return min(max(depth, 2, _period(values, total)), total)
+
+
+PERIOD = re.compile(
+    r".*(period|interval|sparse_step|_freq|every.*|layer_pattern|first_k_dense_replace|num_dense_layers)"
+)
+
+
+def _period(values: Mapping[str, Any], total: int) -> int:
+    """Layers until every kind has come whose places are counted: each nth one, or those after the first few."""
+    found = 0
+    for key, value in values.items():
+        if PERIOD.fullmatch(key) and isinstance(value, int) and not isinstance(value, bool) and value < total:
+            found = max(found, value + 1 if "dense" in key else value)
+    return found
 
 
 def _cut_lists(values: dict[str, Any], depth: int, total: int | None) -> None:

@@ -50,6 +50,7 @@ def recognise_ends(view: View, base: str, layers: Sequence[Call]) -> dict[str, A
         "logit_scale": scale,
         "logit_soft_cap": cap,
         "outer_renames": _renames(view, [embedding.name, *(f"{base}.{name}" for name in blocks), head.name]),
+        "hub_prefixes": view.hub.prefixes,
         **_scales(view, base, embedding, first),
     }
 

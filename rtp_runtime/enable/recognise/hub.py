@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ class Hub:
 
     names: frozenset[str]
     by_value: Mapping[str, str]
+    prefixes: Mapping[str, str]
+    """Beginnings of parameters' names -> what stands there in checkpoints. Names here begin as parameters do."""
 
     @classmethod
     def of(cls, reference: Reference) -> Hub:
@@ -28,7 +31,14 @@ class Hub:
         with tempfile.TemporaryDirectory(prefix="rtp-enable-") as temporary:
             reference.save(Path(temporary))
             tensors = {name: t for file in Path(temporary).glob("*.safetensors") for name, t in load_file(file).items()}
-        return cls(frozenset(tensors), {_digest(tensor): name for name, tensor in tensors.items()})
+        by_value = {_digest(tensor): name for name, tensor in tensors.items()}
+        prefixes = _prefixes(reference.model, by_value)
+
+        def ours(name: str) -> str:
+            old = next((new for new in prefixes if name.startswith(prefixes[new])), None)
+            return name if old is None else old + name.removeprefix(prefixes[old])
+
+        return cls(frozenset(map(ours, tensors)), {value: ours(name) for value, name in by_value.items()}, prefixes)
 
     def name_of(self, value: Tensor) -> str | None:
         """The tensor that holds exactly these values, in this shape."""
@@ -56,6 +66,24 @@ class Hub:
             if stored is not None and stored.startswith(f"{layer}."):
                 found[f"{name}.{inside}"] = stored.removeprefix(f"{layer}.")
         return found
+
+
+def _prefixes(model: nn.Module, by_value: Mapping[str, str]) -> dict[str, str]:
+    """What all names of a checkpoint have at their beginning in place of what parameters have."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    for name, value in model.named_parameters():
+        stored = by_value.get(_digest(value), name)
+        mine, theirs = name.split("."), stored.split(".")
+        while mine and theirs and mine[-1] == theirs[-1]:
+            mine.pop(), theirs.pop()
+        heads = (".".join(mine), ".".join(theirs))
+        if mine != theirs and not any(part.isdigit() for part in (*mine, *theirs)):
+            pairs[heads] += 1
+    found = pairs.most_common(1)
+    if not found or 2 * found[0][1] < len(list(model.parameters())) or not all(found[0][0]):
+        return {}
+    ((old, new), _) = found[0]
+    return {f"{old}.": f"{new}."}
 
 
 def _digest(value: Tensor) -> str:
