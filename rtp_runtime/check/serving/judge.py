@@ -50,6 +50,11 @@ class ServingJudge:
         """Our modules -> the reference's whose input they are given, in all runs."""
         return find_common(self._session.reference, self._narrow, self._ours, self._fused, self._head)
 
+    @functools.cached_property
+    def _fixed(self) -> list[str]:
+        """The reference's modules that are given the same in all runs."""
+        return list(dict.fromkeys([*self._given.values(), *([self._head] if self._head else [])]))
+
     def add(self, prompt: str, ids: tuple[int, ...]) -> None:
         """Run one prompt.
 
@@ -58,8 +63,7 @@ class ServingJudge:
             RuntimeError, ValueError, TypeError: the reference cannot run in this dtype.
         """
         model = self._ours
-        fixed = dict.fromkeys([*self._given.values(), *([self._head] if self._head else [])])
-        twin = capture_twin(prompt, ids, self._session.reference, self._narrow, fixed)
+        twin = capture_twin(prompt, ids, self._session.reference, self._narrow, self._fixed)
         run = ServingRun(model, self._table, twin, self._fused, self._given)
         with run.attached(model.ops):
             model.run({prompt: ids}, 1, keep_logits=False)
@@ -123,7 +127,7 @@ class ServingJudge:
         found: dict[str, tuple[str, float]] = {}
         assert self._last is not None
         unsound = self._session.noise.inconsistent
-        for path, ratios in path_ratios(self._narrow, self._last, unsound):
+        for path, ratios in path_ratios(self._narrow, self._last, self._fixed, unsound):
             for name, value in ratios.items():
                 if math.isfinite(value) and value > found.get(name, ("", 0.0))[1]:
                     found[name] = path, value

@@ -48,15 +48,15 @@ class Twin:
 def capture_twin(prompt: str, ids: Sequence[int], exact: Reference, narrow: Reference, fixed: Iterable[str]) -> Twin:
     """Run both over a prompt. `fixed`: the modules whose input is to be the same, in all runs."""
     fixed, dtype = list(fixed), narrow.dtype
-    with _given(exact, fixed, lambda _, value: value.to(dtype).to(value)):
+    with given_inputs(exact, fixed, lambda _, value: value.to(dtype).to(value)):
         logits, wide = exact.capture(ids)
-    with _given(narrow, fixed, lambda name, value: wide.calls[name].inputs[0].reshape(value.shape).to(value)):
+    with given_inputs(narrow, fixed, lambda name, value: wide.calls[name].inputs[0].reshape(value.shape).to(value)):
         narrow_logits, small = narrow.capture(ids)
     return Twin(prompt, tuple(ids), wide, small, logits, narrow_logits, reference_flips(wide, small, exact.layers))
 
 
 @contextmanager
-def _given(reference: Reference, modules: Iterable[str], change: Change) -> Iterator[None]:
+def given_inputs(reference: Reference, modules: Iterable[str], change: Change) -> Iterator[None]:
     """Change the first tensor that these modules are given."""
 
     def hook(name: str) -> Callable[..., Any]:

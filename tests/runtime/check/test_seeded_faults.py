@@ -63,7 +63,7 @@ def test_without_its_stage_the_fault_is_missed(fault: Fault, run: Run) -> None:
 
 
 def test_catalogue_is_broad_and_subtle() -> None:
-    effects = [fault.effect for fault in ALL]
+    effects = [fault.effect for fault in ALL if fault.stage != "serving"]  # these are ratios
     assert len(FAULTS) >= 20 and len(NEWER) >= 20
     assert len({fault.name for fault in ALL}) == len(ALL)
     assert sum(effect < 1e-2 for effect in effects) >= len(effects) / 3

@@ -105,7 +105,7 @@ def test_the_references_other_paths_stay_within_the_bounds(name: str, reference:
     ids = tuple((7 * place + 3) % exact.vocab_size for place in range(120))
     with rounded(exact, narrow):
         twin = capture_twin("drawn", ids, exact, narrow, exact.layers)
-        found = dict(path_ratios(narrow, twin))
+        found = dict(path_ratios(narrow, twin, exact.layers))
     assert "sdpa attention" in found
     for ratios in found.values():
         assert max(ratios.values()) < TOO_MUCH
