@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rtp_runtime.check.compare import tensors_of
-from rtp_runtime.check.functions import intercepted_attention, intercepted_users
+from rtp_runtime.check.functions import BeforeChange, intercepted_attention, intercepted_users
 from rtp_runtime.check.names import layer_of
 
 MAX_REPEATS = 8
@@ -93,7 +93,18 @@ class ModuleRecorder:
                 stack.callback(module.register_forward_hook(self._hook(name), with_kwargs=True).remove)
             stack.enter_context(intercepted_attention(list(self._names), self._record_attention))
             stack.enter_context(intercepted_users(self._names, self._record_user))
+            stack.enter_context(BeforeChange(self._keep_values))
             yield self.capture
+
+    def _keep_values(self, tensor: Tensor) -> None:
+        """The reference is about to write into a tensor that is kept: what was seen must not change with it."""
+        changed = _storage(tensor)
+        if changed not in self._producers:
+            return
+        for name, call in self.capture.calls.items():
+            self.capture.calls[name] = _copied(call, changed)
+        for calls in self.capture.repeats.values():
+            calls[:] = [_copied(call, changed) for call in calls]
 
     def _hook(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -150,6 +161,16 @@ class ModuleRecorder:
         self.capture.attention[name] = AttentionCall(q, k, v, rows, window, visible)
         self._producers[_storage(output)] = f"{name}:attention"
         self.capture.order.append(f"{name}:attention")
+
+
+def _copied(call: Call, storage: int) -> Call:
+    """The call with copies of those of its tensors that lie in this storage."""
+    sides = {spec.name: getattr(call, spec.name) for spec in fields(call)}
+    if not any(_storage(tensor) == storage for side in sides.values() for tensor in side):
+        return call
+    return Call(
+        **{name: tuple(t.clone() if _storage(t) == storage else t for t in side) for name, side in sides.items()}
+    )
 
 
 def _as_call(inputs: list[Tensor], outputs: list[Tensor], num_tokens: int) -> Call:

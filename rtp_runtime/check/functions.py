@@ -11,12 +11,28 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rtp_runtime.check.compare import tensors_of
 
 EAGER_ATTENTION = "eager_attention_forward"
 """The function of every modeling file through which its attention modules go when attention is eager."""
+
+
+class BeforeChange(TorchFunctionMode):
+    """Tell `record(tensor)` of every tensor that is about to be written into."""
+
+    def __init__(self, record: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        writes = name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if writes and args and isinstance(args[0], Tensor):
+            self._record(args[0])
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -56,6 +56,8 @@ class _Writer:
             given = self._given(self._sums[place])
             if self._wide and given == "hidden":
                 given = f"hidden.to(self.{step.name}.weight.dtype)"
+            if step.residual is not None:
+                given = f"{given}, {self._sum(step.residual)}"
             arguments = [given, *map(self._argument, self._takes(step.name))]
             code = f"{self._kind.choices(step.name)[0].called(step.name)}({', '.join(arguments)})"
             self._code[step.name] = self._named(step.name, code) if self._keep(step.name, place) else code
@@ -82,7 +84,8 @@ class _Writer:
 
     def _keep(self, name: str, place: int) -> bool:
         """A value with several uses, and a stateful block's that is changed before it is added, are given a name."""
-        uses = [terms for terms in self._sums[place + 1 :] if name in terms]
+        later = [step.residual for step in self._kind.steps[place + 1 :] if step.residual is not None]
+        uses = [terms for terms in (*self._sums[place + 1 :], *later) if name in terms]
         changed = len(uses[0]) == 1 or uses[0][name] != 1.0
         return len(uses) > 1 or name in self._named_anyway or (bool(self._takes(name)) and changed)
 

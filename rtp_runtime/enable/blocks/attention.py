@@ -73,6 +73,10 @@ class Attention(Block):
     """Code over `config` and `positions` [tokens] of what queries are multiplied by."""
     groups: str | None = None
     """Code of how many groups a fused tensor deals its parts out to; None where each part is one run."""
+    query_scale: str | None = None
+    """Code of what queries are multiplied by before attention, of whose scale it is then no part."""
+    residual: bool = False
+    """It adds its result to a residual that it is handed."""
     inner: str | None = None
     """Name of the module inside that holds it all."""
     word: ClassVar[str] = "attention"
@@ -162,10 +166,12 @@ class Attention(Block):
         lines += self._turn(q, k)
         if self.v_norm is not None and not self.v_norm.flat:
             lines.append(f"v = self.{self.v_norm.name}(v)")
+        if self.query_scale is not None:
+            lines.append("q = q * self.scaling")
         if self.query_factor is not None:
             lines.append(f"factor = {self.query_factor}")
             lines.append("q = q * factor[:, None, None].to(q.dtype)")
-        return [*lines, *self._output(), "return output"]
+        return [*lines, *self._output(), f"return {'residual + ' if self.residual else ''}output"]
 
     def _heads(self) -> tuple[list[str], str, str]:
         """Lines up to q, k, v [tokens, heads, dim], and what stands for q and k after them."""

@@ -22,6 +22,8 @@ class Mlp(Block):
     down: Projection
     gate: Projection | None = None
     width: str = "config.intermediate_size"
+    residual: bool = False
+    """It adds its result to a residual that it is handed."""
     word: ClassVar[str] = "feed_forward"
 
     @property
@@ -59,8 +61,11 @@ class Mlp(Block):
             "    def __init__(self, config: Any) -> None:",
             *(f"        {line}" for line in ("super().__init__()", *body)),
             "",
-            "    def forward(self, hidden: Tensor) -> Tensor:",
-            *(f"        {line}" for line in (*self._forward(), "return output")),
+            f"    def forward(self, hidden: Tensor{', residual: Tensor' if self.residual else ''}) -> Tensor:",
+            *(
+                f"        {line}"
+                for line in (*self._forward(), f"return {'residual + ' if self.residual else ''}output")
+            ),
         ]
 
     def _init(self) -> list[str]:

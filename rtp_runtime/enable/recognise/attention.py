@@ -10,7 +10,7 @@ from rtp_runtime.enable.blocks import Attention, Projection
 from rtp_runtime.enable.blocks.attention import HeadNorm
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import express
-from rtp_runtime.enable.recognise.attention_core import Core, recognise_core
+from rtp_runtime.enable.recognise.attention_core import Core, recognise_core, scale_code
 from rtp_runtime.enable.recognise.heads import find_sizes
 from rtp_runtime.enable.recognise.norm import recognise_norm
 from rtp_runtime.enable.recognise.output import recognise_output
@@ -65,7 +65,7 @@ def recognise_attention(view: View, name: str) -> Attention:
         raise seen.refuse("its values have another head dim than its keys.", "a cache of two widths")
     q, k, v = (_trace(seen, what, x) for what, x in (("query", call.query), ("key", call.key), ("value", call.value)))
     _check_turns(seen, q, k, v)
-    core = recognise_core(view, inside, call, _factors(seen, q, k, v))
+    core = recognise_core(view, inside, call)
     sizes = find_sizes(view, view.module(inside), call)
     return Attention(
         class_name=view.class_name(inside),
@@ -78,6 +78,7 @@ def recognise_attention(view: View, name: str) -> Attention:
         **_turned(seen, k, sizes),
         **{f"{what}_norm": _norm(seen, path) for what, path in (("q", q), ("k", k), ("v", v))},
         query_factor=None if q.factor is None or q.constant is not None else query_factor(view, inside, q.factor),
+        query_scale=_query_scale(seen, q),
         inner=inside.removeprefix(f"{name}.") if inside != name else None,
         **recognise_output(view, name, inside, call, seen.calls),
     )
@@ -94,18 +95,19 @@ def _trace(seen: _Seen, what: str, target: Any) -> Path:
 
 
 def _check_turns(seen: _Seen, q: Path, k: Path, v: Path) -> None:
-    if v.turn is not None or k.constant is None or v.constant != 1.0:
+    if v.turn is not None or k.constant != 1.0 or v.constant != 1.0:
         raise seen.refuse("its values are turned, or keys or values scaled.", "attention whose values are changed")
     ways = [(p.turn.table.key, p.turn.layout, p.turn.inverse) if p.turn else None for p in (q, k)]
     if ways[0] != ways[1]:
         raise seen.refuse("queries and keys are treated differently.", "a rotary of its own")
 
 
-def _factors(seen: _Seen, q: Path, k: Path, v: Path) -> float:
-    """What queries and keys were multiplied by before attention, which belongs to its scale."""
-    constant = 1.0 if q.constant is None else q.constant
-    assert k.constant is not None
-    return constant * k.constant
+def _query_scale(seen: _Seen, q: Path) -> str | None:
+    """Code of the number that queries were multiplied by before attention; None without one."""
+    if q.constant in (None, 1.0):
+        return None
+    assert q.constant is not None
+    return scale_code(seen.view, seen.name, seen.call, q.constant) or "self.head_dim**-0.5"
 
 
 def _core_fields(seen: _Seen, core: Core) -> dict[str, Any]:

@@ -25,8 +25,8 @@ class Core:
     alibi: tuple[str, ...]
 
 
-def recognise_core(view: View, name: str, call: AttentionCall, factor: float) -> Core:
-    """`factor`: what queries and keys were multiplied by before they were handed over.
+def recognise_core(view: View, name: str, call: AttentionCall) -> Core:
+    """What the module `name` hands to attention, and that attention is ours.
 
     Raises:
         UnrecognisedError: a mask, a scale or a formula that `Attention` has not.
@@ -36,7 +36,7 @@ def recognise_core(view: View, name: str, call: AttentionCall, factor: float) ->
     _check_formula(view, name, call, window)
     keys, label = view.keys_of(view.module(name)), view.label(name)
     return Core(
-        scale=_scale(view, name, call, factor),
+        scale=scale_code(view, name, call, call.options.get("scaling", call.query.shape[-1] ** -0.5)),
         window=window,
         soft_cap=view.express(cap, keys, label, "its soft cap").code if cap else None,
         sinks=call.options.get("s_aux") is not None,
@@ -60,9 +60,9 @@ def _window(view: View, name: str, call: AttentionCall) -> int | None:
     return None if window == tokens else window
 
 
-def _scale(view: View, name: str, call: AttentionCall, factor: float) -> str | None:
+def scale_code(view: View, name: str, call: AttentionCall, scale: float) -> str | None:
+    """Code of a softmax scale; None where it is the usual head_dim**-0.5."""
     dim = call.query.shape[-1]
-    scale = call.options.get("scaling", dim**-0.5) * factor
     if close(scale, dim**-0.5):
         return None
     if close(scale, 1.0):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from torch import Tensor, nn
 
 from rtp_runtime.enable.blocks import Attention, Block, Mlp
 from rtp_runtime.enable.findings import Layer, Step, UnrecognisedError
 from rtp_runtime.enable.match import combination, same
 from rtp_runtime.enable.recognise.blocks import recognise_block
-from rtp_runtime.enable.recognise.mlp import gives
 from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
 from rtp_runtime.enable.recording import Call
 
@@ -30,22 +32,31 @@ def recognise_layer(view: View, name: str) -> Layer:
     values: dict[str, Tensor] = {"hidden": call.inputs[0]}
     steps = []
     for child in children:
-        steps.append(Step(leaf(child.name), _sum(view, child.name, child.inputs[0], values)))
-        values[leaf(child.name)] = _own_result(view, child, blocks[leaf(child.name)])
+        inputs = _sum(view, child.name, child.inputs[0], values)
+        added = _residual(view, child, blocks[leaf(child.name)])
+        if added is not None:
+            given: Any = blocks[leaf(child.name)]
+            blocks[leaf(child.name)] = dataclasses.replace(given, residual=True)
+        residual = None if added is None else _sum(view, child.name, added, values)
+        steps.append(Step(leaf(child.name), inputs, residual))
+        values[leaf(child.name)] = child.outputs[0]
     output = _sum(view, name, call.outputs[0], values)
     return Layer(type(view.module(name)).__name__, blocks, tuple(steps), output)
 
 
-def _own_result(view: View, call: Call, block: Block) -> Tensor:
-    """What a block gives by itself, where the module adds a residual that it was handed."""
-    result = call.outputs[0]
+def _residual(view: View, call: Call, block: Block) -> Tensor | None:
+    """What a block adds its result to, where it is handed that; else None."""
     if not isinstance(block, Attention | Mlp) or len(call.inputs) < 2:
-        return result
+        return None
+    result = rows(call.outputs[0])
     for inner in reversed(linears(view.recording.inside(call.name))):
-        out = inner.outputs[0]
-        if out.numel() == result.numel() and not same(out, result) and gives(call, rows(out)):
-            return out.view_as(result)
-    return result
+        out = rows(inner.outputs[0])
+        if out.shape != result.shape or same(out, result):
+            continue
+        for part in call.inputs[1:]:
+            if part.numel() == out.numel() and same(out + rows(part), result):
+                return part
+    return None
 
 
 def _passes(call: Call) -> bool:
