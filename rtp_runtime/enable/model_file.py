@@ -13,6 +13,7 @@ from rtp_runtime.enable.code import assign, call, comprehension, literal
 from rtp_runtime.enable.findings import Decoder, Kind
 from rtp_runtime.enable.forward import after_lines, before_lines, layer_forward
 from rtp_runtime.enable.imports import import_lines
+from rtp_runtime.enable.reflow import reflow
 from rtp_runtime.enable.sizes import Sizes
 from rtp_runtime.enable.states import state_lines
 from rtp_runtime.enable.templates import render
@@ -26,7 +27,8 @@ def write_model(decoder: Decoder, sizes: Sizes, title: str, modeling_file: str) 
     body = _render(decoder, sizes, title, modeling_file, imports="", pinned=[])
     pinned = pinned_keys(decoder, body)
     body = _render(decoder, sizes, title, modeling_file, imports="", pinned=pinned)
-    return _render(decoder, sizes, title, modeling_file, imports="\n".join(import_lines(body)), pinned=pinned)
+    whole = _render(decoder, sizes, title, modeling_file, imports="\n".join(import_lines(body)), pinned=pinned)
+    return reflow(whole)
 
 
 def pinned_keys(decoder: Decoder, body: str) -> list[tuple[str, str]]:

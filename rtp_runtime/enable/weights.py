@@ -93,5 +93,6 @@ def _subset(name: str, condition: str) -> list[str]:
         return [whole]
     inner = [f'"layer": [{flat}]']
     if len(2 * INDENT + inner[0]) > WIDTH:
-        inner = ['"layer": [', *(INDENT + piece for piece in pieces), "]"]
+        body = [flat] if len(3 * INDENT + flat) <= WIDTH else pieces
+        inner = ['"layer": [', *(INDENT + piece for piece in body), "]"]
     return [f"{name} = {{", *(INDENT + line for line in inner), "}"]

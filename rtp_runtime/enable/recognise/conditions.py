@@ -102,13 +102,16 @@ def _by_value(place: str, values: Sequence[Any]) -> Iterator[tuple[str, Truth]]:
 
 
 def _periods(key: str, number: int, values: dict[str, Any], layers: range) -> Iterator[tuple[str, Truth]]:
-    """Every nth layer, counted from the first, from the second, or from an offset that the config holds."""
+    """Every nth layer, counted from an offset that the config holds, or else from the first or from the second."""
+    related = [other for other in values if "offset" in other and other.split("_")[0] == key.split("_")[0]]
+    for other in related:
+        offset, code = values[other], f"layer % config.{key}"
+        if isinstance(offset, int) and 0 <= offset < number:
+            yield f"{code} == config.{other}", tuple(layer % number == offset for layer in layers)
+            yield f"{code} != config.{other}", tuple(layer % number != offset for layer in layers)
+    if related:
+        return
     for shown in ("layer", "(layer + 1)"):
         shift = 0 if shown == "layer" else 1
         yield f"{shown} % config.{key} == 0", tuple((layer + shift) % number == 0 for layer in layers)
         yield f"{shown} % config.{key} != 0", tuple((layer + shift) % number != 0 for layer in layers)
-    for other, offset in values.items():
-        if "offset" in other and isinstance(offset, int) and 0 <= offset < number:
-            code = f"layer % config.{key}"
-            yield f"{code} == config.{other}", tuple(layer % number == offset for layer in layers)
-            yield f"{code} != config.{other}", tuple(layer % number != offset for layer in layers)
