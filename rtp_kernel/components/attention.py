@@ -78,6 +78,8 @@ class Attention(Component):
         self._options["slopes"] = slopes.to(device)
 
     def bind(self, binding: Binding) -> None:
+        # Again, since a model that derives from another changes them after construction.
+        self._options |= {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
         if self.alibi is not None:
             self._make_slopes(binding.device)
         shapes = {"heads": self.num_heads, "kv heads": self.num_kv_heads, "head dim": self.head_dim}

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 SUMMARY = "assess a checkpoint: which plugin serves it, or write one"
 
 EXIT_REFUSED = 3
+GRADES = {
+    "relative": "a subclass of an installed model",
+    "composed": "a model file of components alone",
+    "bridged": "some blocks are transformers' own; of them rtp check judges state and scheduling alone",
+}
+"""What each grade of a written plugin means."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         for failure in plugins.failures:
             say(f"note: {failure}")
         say(f"no plugin provides {config.architecture}; comparing components with transformers' implementation …")
-        found = assess(config, weights, trust_remote_code=args.trust_remote_code)
+        found = assess(config, weights, plugins=plugins, trust_remote_code=args.trust_remote_code)
         if found.files:
             write_files(found.files, target)
     written = target if found.files else None
@@ -96,7 +102,7 @@ def describe(found: Assessment, model: str, written: Path | None) -> str:
     audited = f"{found.audited} tensors of the checkpoint accounted for" if found.audited else "no weights to audit"
     lines += [
         "not recognised: nothing",
-        f"{found.verdict}: a model file of components alone" if found.verdict == "composed" else found.verdict,
+        f"{found.verdict}: {GRADES[found.verdict]}",
         f"proof: logits of a small random copy ({proof.num_layers} layers) within {proof.error:.1e} of transformers'"
         f" (tolerance {proof.tolerance:.0e}); {audited}",
         f"next: {install_command(written)} && rtp check {model if found.audited else 'CHECKPOINT'}",

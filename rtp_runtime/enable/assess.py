@@ -16,7 +16,8 @@ from rtp_runtime.enable.pins import find_pins
 from rtp_runtime.enable.prove import Proof, importable, prove
 from rtp_runtime.enable.recording import Recording, record
 from rtp_runtime.enable.reference import Reference, meta_model, reference_class, resized_reference, small_reference
-from rtp_runtime.enable.scaffold import scaffold
+from rtp_runtime.enable.relative import find_relative
+from rtp_runtime.enable.scaffold import plugin_files, scaffold
 from rtp_runtime.enable.survey import unusual_blocks
 from rtp_runtime.errors import CheckpointError, ConfigError, PluginError, UnsupportedModelError
 from rtp_runtime.model.assessment import find_served
@@ -70,22 +71,29 @@ def covered(config: ModelConfig, plugins: Plugins) -> Assessment | None:
     return Assessment("covered", config.architecture, served_by=origin)
 
 
-def assess(config: ModelConfig, weights: Path | None = None, *, trust_remote_code: bool = False) -> Assessment:
+def assess(
+    config: ModelConfig,
+    weights: Path | None = None,
+    *,
+    plugins: Plugins | None = None,
+    trust_remote_code: bool = False,
+) -> Assessment:
     """Recognise the reference, write the plugin's files, and prove them.
 
     Args:
         weights: the checkpoint's directory when it holds tensors; only their headers are read.
+        plugins: whose models may be relatives.
 
     Raises:
         ConfigError: names that cannot name a plugin, or a config that transformers cannot read.
         CheckpointError: damaged files.
     """
     with one_thread():
-        found = _assess(config, weights, trust_remote_code)
+        found = _assess(config, weights, plugins, trust_remote_code)
         return dataclasses.replace(found, estimates=_estimates(config, found, trust_remote_code))
 
 
-def _assess(config: ModelConfig, weights: Path | None, trust_remote_code: bool) -> Assessment:
+def _assess(config: ModelConfig, weights: Path | None, plugins: Plugins | None, trust_remote_code: bool) -> Assessment:
     names = plugin_names(config.raw.get("model_type"), config.architecture)
     wrapped = _wrapper(config)
     if wrapped is not None:
@@ -95,21 +103,66 @@ def _assess(config: ModelConfig, weights: Path | None, trust_remote_code: bool) 
         cls = reference_class(
             config.architecture, config.hf, trust_remote_code, str(config.path and config.path.parent)
         )
-        reference, recording = _observe(cls, config.hf)
-        decoder = _recognise(reference, recording, config)
-        recognised = tuple(describe(decoder))
-        modeling = f"{cls.__module__.rpartition('.')[2]}.py"
-        files = scaffold(names, decoder, config.hf, config.raw, modeling, recognised)
-        return _proven(config, weights, names, files, (reference, _resized(cls, config.hf)), recognised)
+        case = _Case(config, weights, names, cls, *_observe(cls, config.hf))
     except UnsupportedModelError as error:
         return _refused(names, Refusal(config.architecture, str(error), "a reference that can be observed"))
     except _UnobservableError as error:
         return _refused(names, *(Refusal(each.block, each.reason, each.needs) for each in error.blocks))
+    found = _as_relative(case, plugins) if plugins is not None else None
+    if found is None or found.verdict == "refused":
+        found = _as_file(case)
+    if found.verdict == "refused":
+        # What components seemed to compute and do not, the reference's own blocks may.
+        bridged = _as_file(dataclasses.replace(case, bridging=True))
+        found = found if bridged.verdict == "refused" else bridged
+    return found
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A config, and the small reference that was observed."""
+
+    config: ModelConfig
+    weights: Path | None
+    names: PluginNames
+    cls: Any
+    reference: Reference
+    recording: Recording
+    bridging: bool = False
+    """Whether blocks that are neither norms nor feed-forward are transformers' own."""
+
+    @property
+    def modeling(self) -> str:
+        return f"{self.cls.__module__.rpartition('.')[2]}.py"
+
+
+def _as_relative(case: _Case, plugins: Plugins) -> Assessment | None:
+    """An installed model that has the same tensors, with few differences; None where there is none."""
+    found = find_relative(case.reference, case.names, plugins, case.config)
+    if found is None:
+        return None
+    relative, text = found
+    recognised = tuple(relative.describe())
+    requires = (relative.requirement,)
+    files = plugin_files(case.names, text, case.config.raw, case.modeling, recognised, requires=requires)
+    return _proven(case, files, recognised, "relative")
+
+
+def _as_file(case: _Case) -> Assessment:
+    """A model file of components, and of bridged blocks where nothing else is left."""
+    config = case.config
+    try:
+        decoder = _recognise(case)
+        recognised = tuple(describe(decoder))
+        files = scaffold(case.names, decoder, config.hf, config.raw, case.modeling, recognised)
+        return _proven(case, files, recognised, "bridged" if decoder.targets else "composed")
+    except UnsupportedModelError as error:
+        return _refused(case.names, Refusal(config.architecture, str(error), "a reference that can be observed"))
     except UnrecognisedError as error:
-        return _refused(names, Refusal(error.block, error.reason, error.needs))
+        return _refused(case.names, Refusal(error.block, error.reason, error.needs))
     except _surprises() as error:
         reason = f"it does something that recognition has not met ({type(error).__name__}: {error})."
-        return _refused(names, Refusal(config.architecture, reason, "a plugin by hand"))
+        return _refused(case.names, Refusal(config.architecture, reason, "a plugin by hand"))
 
 
 def _surprises() -> tuple[type[Exception], ...]:
@@ -211,34 +264,28 @@ class _UnobservableError(Exception):
         self.blocks = blocks
 
 
-def _recognise(reference: Reference, recording: Recording, config: ModelConfig) -> Decoder:
+def _recognise(case: _Case) -> Decoder:
     from rtp_runtime.enable.recognise import recognise_decoder
     from rtp_runtime.enable.recognise.rotary import check_tables
     from rtp_runtime.enable.recognise.view import View
 
-    view = View(reference, recording)
+    view = View(case.reference, case.recording, bridging=case.bridging)
     decoder = recognise_decoder(view)
     if decoder.rope is None or decoder.rope.target is None:
-        check_tables(view, config)
-    return dataclasses.replace(decoder, pinned=find_pins(reference, config.hf))
+        check_tables(view, case.config)
+    return dataclasses.replace(decoder, pinned=find_pins(case.reference, case.config.hf))
 
 
-def _proven(
-    config: ModelConfig,
-    weights: Path | None,
-    names: PluginNames,
-    files: Mapping[str, str],
-    references: tuple[Reference, Any],
-    recognised: tuple[str, ...],
-) -> Assessment:
-    made = Assessment("composed", config.architecture, recognised=recognised, names=names, files=files)
-    if weights is not None:
+def _proven(case: _Case, files: Mapping[str, str], recognised: tuple[str, ...], verdict: Verdict) -> Assessment:
+    config, names = case.config, case.names
+    made = Assessment(verdict, config.architecture, recognised=recognised, names=names, files=files)
+    if case.weights is not None:
         try:
-            made = dataclasses.replace(made, audited=_audit(config, weights, names, files))
+            made = dataclasses.replace(made, audited=_audit(config, case.weights, names, files))
         except CheckpointError as error:
             refusal = Refusal("tensors of the checkpoint", str(error), "weight descriptors for these tensors")
             return _refused(names, refusal, recognised=recognised)
-    proof = prove(*references, names, files)
+    proof = prove(case.reference, _resized(case.cls, config.hf), names, files)
     if not proof.holds:
         refusal = Refusal(
             config.architecture,

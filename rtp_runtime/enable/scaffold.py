@@ -25,28 +25,51 @@ def scaffold(
     modeling_file: str,
     recognised: Sequence[str],
 ) -> dict[str, str]:
-    """Path inside the plugin's folder -> text.
+    """The files of a plugin whose model is written from a recognised decoder: path inside its folder -> text.
 
     Args:
         config: the full config object, for how it names its sizes.
         raw: config.json as it was read; the plugin's tests shrink it.
+    """
+    model = write_model(decoder, Sizes.of(config), _title(names), modeling_file)
+    return plugin_files(names, model, raw, modeling_file, recognised, pinned=pinned_keys(decoder, model))
+
+
+def _title(names: PluginNames) -> str:
+    return names.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") or names.architecture
+
+
+def plugin_files(
+    names: PluginNames,
+    model: str,
+    raw: Mapping[str, Any],
+    modeling_file: str,
+    recognised: Sequence[str],
+    *,
+    pinned: Sequence[tuple[str, str]] = (),
+    requires: Sequence[str] = (),
+) -> dict[str, str]:
+    """The files of a plugin around the text of its model.
+
+    Args:
+        pinned: config keys and the values that the model was written for, as code.
+        requires: distributions that it needs besides rtp-runtime.
     """
     import transformers
 
     from rtp_runtime import __version__
     from rtp_runtime.hookspecs import API_VERSION
 
-    title = names.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") or names.architecture
-    model = write_model(decoder, Sizes.of(config), title, modeling_file)
     values = {
         "names": names,
-        "title": title,
+        "title": _title(names),
         "api": API_VERSION,
         "runtime_version": ".".join(__version__.split(".")[:2]),
         "transformers_version": transformers.__version__,
         "modeling_file": modeling_file,
         "recognised": recognised,
-        "pinned": pinned_keys(decoder, model),
+        "pinned": pinned,
+        "requires": requires,
     }
     package = f"src/{names.package}"
     return {

@@ -35,15 +35,20 @@ class Recogniser:
     recognise: Callable[[View, str], Block]
 
 
-RECOGNISERS: Sequence[Recogniser] = (
-    Recogniser(is_lone_linear, recognise_lone_linear),
-    Recogniser(is_lone_activation, recognise_lone_activation),
-    Recogniser(is_norm, recognise_norm),
+MIXERS: Sequence[Recogniser] = (
     Recogniser(is_attention, recognise_attention),
     Recogniser(is_state_space, recognise_state_space),
     Recogniser(is_selective, recognise_selective),
     Recogniser(is_short_conv, recognise_short_conv),
     Recogniser(is_delta_net, recognise_delta_net),
+)
+"""Of blocks that mix tokens."""
+
+RECOGNISERS: Sequence[Recogniser] = (
+    Recogniser(is_lone_linear, recognise_lone_linear),
+    Recogniser(is_lone_activation, recognise_lone_activation),
+    Recogniser(is_norm, recognise_norm),
+    *MIXERS,
     Recogniser(is_moe, recognise_moe),
     Recogniser(is_mlp, recognise_mlp),
     Recogniser(is_bridgeable, recognise_bridge),
@@ -58,7 +63,7 @@ def recognise_block(view: View, name: str) -> Block:
     """
     refusal: UnrecognisedError | None = None
     for recogniser in RECOGNISERS:
-        if not recogniser.applies(view, name):
+        if (view.bridging and recogniser in MIXERS) or not recogniser.applies(view, name):
             continue
         try:
             return recogniser.recognise(view, name)

@@ -24,6 +24,8 @@ class View:
 
     reference: Reference
     recording: Recording
+    bridging: bool = False
+    """Whether blocks that mix tokens are taken from transformers, because ours did not compute the same."""
 
     @cached_property
     def tables(self) -> list[Table]:
