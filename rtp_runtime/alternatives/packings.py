@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 
+MIN_BLOCK = 4
+"""Rows that are told as a block that moved, at least."""
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """One order of rows. `order` [rows]: row i of the fused tensor is row `order[i]` of the parts laid end to end."""
@@ -90,4 +94,17 @@ def describe_order(order: Sequence[int], heads: Sequence[int] = ()) -> str:
     moved = (found != plain).nonzero().flatten().tolist()
     if len(moved) == 2:
         return f"rows {moved[0]} and {moved[1]} exchanged"
+    return _blocks(found)
+
+
+def _blocks(found: Tensor) -> str:
+    """Words for an order in which long runs of rows stand elsewhere as they are; "" where there are none."""
+    n = len(found)
+    for size in (size for size in range(n // 2, MIN_BLOCK - 1, -1) if n % size == 0):
+        starts = found.view(-1, size)[:, 0]
+        whole = torch.equal(found.view(-1, size), starts[:, None] + torch.arange(size))
+        if whole and not bool((starts % size).any()):
+            order = (starts // size).tolist()
+            told = ", ".join(map(str, order[:8])) + (", …" if len(order) > 8 else "")
+            return f"{len(order)} blocks of {size} rows in the order {told}"
     return ""

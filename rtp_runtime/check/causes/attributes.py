@@ -38,7 +38,7 @@ def attribute_mistakes(scene: Scene) -> Iterator[Hypothesis]:
                     words=f"ours computes as if {name} were {other}; the reference has {value}",
                     fix=f"read {name} from the config in {scene.wheres()}",
                     mistake=partial(patching.attribute, owner, name, other),
-                    cost=1.1,
+                    cost=0.8 if isinstance(value, bool) else 1.05,
                 )
 
 

@@ -35,15 +35,18 @@ def _in_attention(scene: Scene) -> Iterator[Hypothesis]:
     ends = torch.tensor(scene.parts).cumsum(0)
     tokens = len(scene.rerun.ids)
     chunk = torch.bucketize(torch.arange(tokens), ends, right=True)
+    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
+    near_enough = distance < torch.tensor(scene.parts)[chunk.clamp(max=len(scene.parts) - 1)][:, None]
     wrong = scene.wrong_tokens()
     where = f"what {scene.wheres()} or its op sees of earlier steps"
     for name in attending(scene):
         window = scene.base.attention[name].window
         plain = band(tokens, window)
         near = [] if window is None else [window - 1, window + 1]
-        sizes = [w for w in (None, *near, max(scene.parts)) if w is None or w > 0]
+        sizes = [w for w in (None, *near) if w is None or w > 0]
         masks: list[tuple[str, str, Tensor]] = [
             ("state-across-chunks", "a chunk sees itself alone", plain & (chunk[:, None] == chunk)),
+            ("state-across-chunks", "a token sees no more tokens than its chunk has", plain & near_enough),
             *(
                 ("window-size", f"the window is {w} in such steps, not {window}", band(tokens, w))
                 for w in sizes

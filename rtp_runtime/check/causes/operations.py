@@ -137,13 +137,17 @@ class Operations:
         scene = self._scene
         if site.name == "topk":
             place, k = (1, site.args[1]) if len(site.args) > 1 else ("k", site.kwargs.get("k"))
-            if isinstance(k, int):
-                for other in (k - 1, k + 1):
-                    if other > 0:
-                        words = f"ours chooses the {other} best; the reference {k} (`{site.text}`)"
-                        yield self._hypothesis(
-                            "top-k", words, f"choose {k} in {scene.wheres()}", site, _with(place, other), 1.0
-                        )
+            for other in (k - 1, k + 1) if isinstance(k, int) else ():
+                if other > 0 and not (other == 1 and self._is_summed(site)):
+                    words = f"ours chooses the {other} best; the reference {k} (`{site.text}`)"
+                    yield self._hypothesis(
+                        "top-k", words, f"choose {k} in {scene.wheres()}", site, _with(place, other), 1.1
+                    )
+            if self._is_summed(site):
+                words = "ours scores a group of experts by its best one; the reference by the sum of its two best"
+                yield self._hypothesis(
+                    "router-group-score", words, f'group_score="top2" in {scene.wheres()}', site, _with(place, 1), 0.7
+                )
         if site.name in ("sum", "mean", "amax", "max"):
             for reduction in ("sum", "mean", "amax"):
                 if reduction != site.name and site.args and is_value(site.args[0]):
@@ -160,6 +164,11 @@ class Operations:
         if site.name in ("conv1d",):
             words = f"ours has the taps of the convolution in the opposite order (`{site.text}`)"
             yield self._hypothesis("conv-flipped", words, f"flip the weight in {scene.wheres()}", site, _flipped, 1.1)
+
+    def _is_summed(self, site: Site) -> bool:
+        """Whether the best values that this site takes are added up."""
+        after = [each.name for each in self.found if each.code is site.code and each.order > site.order]
+        return site.name == "topk" and 2 in (site.args[1:2] or (site.kwargs.get("k"),)) and "sum" in after[:2]
 
     def _arrangements(self, site: Site) -> Iterator[Hypothesis]:
         scene = self._scene

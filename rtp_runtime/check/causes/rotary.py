@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -197,28 +198,26 @@ def _layouts(scene: Scene) -> Iterator[Hypothesis]:
 
 
 def _turned_otherwise(scene: Scene, name: str, scope: dict[str, Any]) -> Iterator[Hypothesis]:
-    where, seen = f"the rotation of q and k in {scene.wheres()}", _Seen()
+    where, seen = f"the rotation of heads in {scene.wheres()}", _Seen()
     scene.rerun.run(lambda: patching.function(scope, name, seen.listening))
-    layout = seen.layout
-    if layout is None:
-        return
-    told = LAYOUTS.get(layout, layout)
-    for other in (other for other in ("half", "interleaved") if other != layout):
+    told = f"the reference turns them {LAYOUTS.get(seen.layout or '', 'as it does')}"
+    for other in (other for other in ("half", "interleaved") if seen.layout and other != seen.layout):
+        turn = partial(_turn, layout=other, at_end=seen.at_end)
         yield Hypothesis(
             kind="rotary-layout",
-            words=f"ours turns heads {LAYOUTS[other]}; the reference {told}",
-            fix=f'Rotary("{layout}") in {scene.wheres()}',
-            mistake=partial(patching.function, scope, name, _turning(other)),
+            words=f"ours turns heads {LAYOUTS[other]}; {told}",
+            fix=f'Rotary("{seen.layout}") in {scene.wheres()}',
+            mistake=partial(patching.function, scope, name, partial(_each, change=turn)),
             cost=0.8,
         )
-    changes: list[tuple[str, str, Callable[..., Tensor]]] = [
-        ("rotary-left-out", "does not turn heads", lambda x, cos, sin: x),
-        ("rotary-direction", "turns heads the other way", lambda x, cos, sin: _turn(x, cos, -sin, layout)),
-    ]
+    changes: list[tuple[str, str, Callable[..., Tensor]]] = [("rotary-left-out", "does not turn heads", _not_turned)]
+    if seen.layout:
+        back = partial(_turned_back, layout=seen.layout, at_end=seen.at_end)
+        changes.append(("rotary-direction", "turns heads the other way", back))
     for kind, words, change in changes:
         yield Hypothesis(
             kind=kind,
-            words=f"ours {words}; the reference turns them {told}",
+            words=f"ours {words}; {told}",
             fix=where,
             mistake=partial(patching.function, scope, name, partial(_each, change=change)),
             cost=1.0,
@@ -229,6 +228,14 @@ def _turned_otherwise(scene: Scene, name: str, scope: dict[str, Any]) -> Iterato
             words=f"ours does not turn {part}; the reference turns q and k",
             fix=where,
             mistake=partial(patching.function, scope, name, _without(place)),
+            cost=1.1,
+        )
+    for number in range(seen.calls) if seen.calls > 1 else ():
+        yield Hypothesis(
+            kind="rotary-left-out",
+            words=f"ours leaves out turn {number + 1} of the {seen.calls} that the reference makes ({name})",
+            fix=where,
+            mistake=partial(patching.function, scope, name, partial(_without_call, number=number)),
             cost=1.1,
         )
 
@@ -249,22 +256,30 @@ class _Seen:
 
     def __init__(self) -> None:
         self.layout: str | None = None
+        self.at_end = False
         self.count = 0
+        """Tensors that one call turns."""
+        self.calls = 0
 
     def listening(self, original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             xs, cos, sin = _parts(args, kwargs)
             outputs = result if isinstance(result, tuple) else (result,)
-            if xs and cos is not None and self.layout is None and len(outputs) == len(xs):
+            self.calls += bool(xs)
+            if xs and self.layout is None and len(outputs) == len(xs):
                 self.count = len(xs)
-                for layout in ("half", "interleaved", "interleaved_to_half"):
-                    mine = _turn(xs[0], cos, sin, layout)
-                    if mine.shape == outputs[0].shape and _same(mine, outputs[0]):
-                        self.layout = layout
+                self._recognise(xs[0], cos, sin, outputs[0])
             return result
 
         return call
+
+    def _recognise(self, x: Tensor, cos: Tensor, sin: Tensor, wanted: Tensor) -> None:
+        for layout in ("half", "interleaved", "interleaved_to_half"):
+            for at_end in (False, True):
+                mine = _turn(x, cos, sin, layout, at_end)
+                if self.layout is None and mine.shape == wanted.shape and _same(mine, wanted):
+                    self.layout, self.at_end = layout, at_end
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -280,15 +295,36 @@ def _parts(args: Any, kwargs: Any) -> tuple[list[Tensor], Any, Any]:
     return (xs, cos, sin) if cos.shape == sin.shape and cos.is_floating_point() else ([], None, None)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str, at_end: bool = False) -> Tensor:
     """x [1, heads, tokens, dim] (or [1, tokens, heads, dim]) turned by angles [1, tokens, dim or half of it]."""
     tokens = cos.shape[-2]
     swap = x.ndim == 4 and x.shape[2] == tokens and x.shape[1] != tokens
     rows = x[0].transpose(0, 1) if swap else x[0]  # [tokens, heads, dim]
     flat = rows if rows.ndim == 3 else rows[:, None]
     c, s = _once(cos.reshape(-1, cos.shape[-1])), _once(sin.reshape(-1, sin.shape[-1]), cos.reshape(-1, cos.shape[-1]))
-    out = turned(flat, c, s, layout).reshape(rows.shape)
+    out = turned(flat, c, s, layout, at_end).reshape(rows.shape)
     return (out.transpose(0, 1) if swap else out)[None]
+
+
+def _turned_back(x: Tensor, cos: Tensor, sin: Tensor, layout: str, at_end: bool) -> Tensor:
+    return _turn(x, cos, -sin, layout, at_end)
+
+
+def _not_turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x
+
+
+def _without_call(original: Any, number: int) -> Any:
+    """The function, but for its call of this number, which turns nothing."""
+    calls = itertools.count()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        xs, _, _ = _parts(args, kwargs)
+        if not xs or next(calls) != number:
+            return original(*args, **kwargs)
+        return tuple(xs) if len(xs) > 1 else xs[0]
+
+    return call
 
 
 def _once(table: Tensor, guide: Tensor | None = None) -> Tensor:
@@ -311,10 +347,6 @@ def _each(original: Any, change: Callable[..., Tensor]) -> Any:
         return outputs if len(outputs) > 1 else outputs[0]
 
     return call
-
-
-def _turning(layout: str) -> Callable[[Any], Any]:
-    return lambda original: _each(original, lambda x, cos, sin: _turn(x, cos, sin, layout))
 
 
 def _without(place: int) -> Callable[[Any], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -91,9 +92,8 @@ class Search:
         yield lambda: router_mistakes(scene)
         yield lambda: sum_mistakes(scene, 1)
         yield lambda: parameter_mistakes(scene)
-        yield lambda: attribute_mistakes(scene)
         operations.listen()
-        yield operations.plain
+        yield lambda: itertools.chain(attribute_mistakes(scene), operations.plain())
         yield lambda: rotary_numbers(scene)
         yield lambda: attention_numbers(scene)
         yield lambda: router_numbers(scene)
