@@ -44,22 +44,35 @@ def run_serving(session: Session) -> StageResult:
         with quiet_transformers():
             narrow = narrowed(session.reference, getattr(torch, name))
         ours = load_ours(session.options.model, session.plugins, name)
-    except (RtpError, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+    except (RtpError, RuntimeError, ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
         stage.not_judged.append(NotJudged(f"rounding in {name}", _first_line(error)))
         return stage
     ours.free()
     judge = ServingJudge(session, narrow, ours)
     with rounded(session.reference, narrow, _kept_exact(session.reference, ours)):
         for prompt, ids in chosen_prompts(session).items():
-            try:
-                judge.add(prompt, ids)
-            except ModuleError as failure:
-                stage.findings.append(raised(session, failure, "serving", f"while it ran {prompt} in {name}"))
+            if not _added(session, stage, judge, prompt, ids):
                 return stage
-            except (RuntimeError, ValueError, TypeError) as error:
-                stage.not_judged.append(NotJudged(f"rounding on {prompt}", _first_line(error)))
         judge.finish(stage)
     return stage
+
+
+def _added(session: Session, stage: StageResult, judge: ServingJudge, prompt: str, ids: tuple[int, ...]) -> bool:
+    """Run one prompt; whether our model could run it at all."""
+    try:
+        judge.add(prompt, ids)
+    except ModuleError as failure:
+        try:
+            judge.ours.run({prompt: ids}, 1, keep_logits=False)
+        except ModuleError as plain:
+            where = f"while it ran {prompt} in {stage.numbers['serving_dtype']}"
+            stage.findings.append(raised(session, plain, "serving", where))
+            return False
+        # It runs, though not with the reference's inputs put in.
+        stage.not_judged.append(NotJudged(f"rounding on {prompt}", _first_line(failure)))
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
+        stage.not_judged.append(NotJudged(f"rounding on {prompt}", _first_line(error)))
+    return True
 
 
 def chosen_prompts(session: Session) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,7 @@ EARLIER = {
     "logits": ("audit", "probes"),
     "greedy": ("audit", "probes", "logits"),
     "modes": ("audit", "probes", "logits"),
-    "serving": STAGES[: STAGES.index("modes")],
+    "serving": ("audit", "pinned", "probes", "logits"),
 }
 """Stage -> those before it that could have caught the same fault."""
 

@@ -28,7 +28,7 @@ class ServingJudge:
     """Holds the two references and our model in the serving dtype."""
 
     def __init__(self, session: Session, narrow: Reference, ours: OurModel) -> None:
-        self._session, self._narrow, self._ours = session, narrow, ours
+        self._session, self._narrow, self.ours = session, narrow, ours
         reference = session.reference
         unit = rounding_unit(narrow.dtype)
         self._eps = float(torch.finfo(narrow.dtype).eps)
@@ -48,7 +48,7 @@ class ServingJudge:
     @functools.cached_property
     def _given(self) -> dict[str, str]:
         """Our modules -> the reference's whose input they are given, in all runs."""
-        return find_common(self._session.reference, self._narrow, self._ours, self._fused, self._head)
+        return find_common(self._session.reference, self._narrow, self.ours, self._fused, self._head)
 
     @functools.cached_property
     def _fixed(self) -> list[str]:
@@ -62,7 +62,7 @@ class ServingJudge:
             ModuleError: our model raised.
             RuntimeError, ValueError, TypeError: the reference cannot run in this dtype.
         """
-        model = self._ours
+        model = self.ours
         twin = capture_twin(prompt, ids, self._session.reference, self._narrow, self._fixed)
         run = ServingRun(model, self._table, twin, self._fused, self._given)
         with run.attached(model.ops):
@@ -77,7 +77,7 @@ class ServingJudge:
 
     def _add_logits(self, prompt: str, ids: tuple[int, ...]) -> None:
         """The whole model, with nothing put in."""
-        ours = self._ours.run({prompt: ids}, 1)[prompt].logits[: len(ids)]
+        ours = self.ours.run({prompt: ids}, 1)[prompt].logits[: len(ids)]
         narrow, exact = self._narrow.logits(ids), self._session.reference.logits(ids)
         if ours.shape == exact.shape:
             self._logits.add(ours, narrow, exact)
@@ -98,7 +98,7 @@ class ServingJudge:
         allowed = functools.partial(_allowed, floors)
         stage.measures = table.measures(allowed)
         stage.findings += table.findings(allowed, "serving")
-        stage.findings += [self._state_finding(state) for state in narrow_states(self._narrow, self._ours)]
+        stage.findings += [self._state_finding(state) for state in narrow_states(self._narrow, self.ours)]
         self._judge_logits(stage)
         self._say_flips(stage)
         above = {name: (path, value) for name, (path, value) in floors.items() if value > TOO_MUCH}

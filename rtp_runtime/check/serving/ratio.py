@@ -116,4 +116,5 @@ class Ratio:
 
 
 def _squares(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor, dim=1, dtype=torch.float64).square()
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=1, dtype=torch.float64)
+    return norms.square()
