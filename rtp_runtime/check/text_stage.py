@@ -167,6 +167,8 @@ class TextComparison:
             self._find(STOPS, "ids that end a text", f"ours goes on after {self._named(missing)}; the reference stops")
         if more:
             self._find(STOPS, "ids that end a text", f"ours stops at {self._named(more)}; the reference goes on")
+        if not getattr(self._reference, "chat_template", None):
+            return
         end = end_of_turn(self._reference)
         if end is None:
             stage.notes.append("the chat template ends an assistant's turn with no token of its own")
