@@ -12,6 +12,7 @@ IMPORTS: Mapping[str, tuple[str, ...]] = {
     "typing": ("Any",),
     "rtp_kernel.batch": ("Build", "ForwardBatch", "ModelState", "StateView"),
     "rtp_kernel.components": (
+        "XIELU",
         "Activation",
         "Attention",
         "CausalConv",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import Block
+from rtp_runtime.enable.blocks.norm import Norm
 from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged
 from rtp_runtime.enable.code import call
 from rtp_runtime.enable.declarations import Place
@@ -22,6 +23,10 @@ class Mlp(Block):
     down: Projection
     gate: Projection | None = None
     width: str = "config.intermediate_size"
+    inner_norm: tuple[str, Norm] | None = None
+    """Attribute name and norm of what the last projection is given."""
+    learned: str | None = None
+    """Attribute name of an activation with parameters (`XIELU`)."""
     residual: bool = False
     """It adds its result to a residual that it is handed."""
     word: ClassVar[str] = "feed_forward"
@@ -36,7 +41,8 @@ class Mlp(Block):
         biases = {part.bias for part in (self.gate, self.up, self.down) if part is not None}
         names = self.fused and self.up.name == "gate_up_proj" and self.gate is not None and self.gate.start == 0
         apart = self.gate is not None and (self.gate.name, self.up.name) == ("gate_proj", "up_proj")
-        return (names or apart) and self.down.name == "down_proj" and len(biases) == 1
+        plain = self.inner_norm is None and self.learned is None
+        return plain and (names or apart) and self.down.name == "down_proj" and len(biases) == 1
 
     @property
     def sequential(self) -> bool:
@@ -55,7 +61,10 @@ class Mlp(Block):
     def source(self) -> list[str]:
         if self.is_component or self.sequential:
             return []
-        body = [*self._init(), f"self.activation = {self.activation}"]
+        body = self._init()
+        if self.inner_norm is not None:
+            body.append(f"self.{self.inner_norm[0]} = {self.inner_norm[1].over(self.width)}")
+        body.append(f"self.{self.learned} = XIELU()" if self.learned else f"self.activation = {self.activation}")
         return [
             f"class {self.class_name}(nn.Module):",
             "    def __init__(self, config: Any) -> None:",
@@ -80,12 +89,14 @@ class Mlp(Block):
 
     def _forward(self) -> list[str]:
         if self.gate is None:
-            inner = f"activation(self.{self.up.name}(hidden), self.activation)"
-            return [f"output: Tensor = self.{self.down.name}({inner})"]
-        return [
-            "gate, up = self.gate_up_proj(hidden)",
-            f"output: Tensor = self.{self.down.name}(gated_activation(gate, up, self.activation))",
-        ]
+            first, up = [], f"self.{self.up.name}(hidden)"
+            inner = f"self.{self.learned}({up})" if self.learned else f"activation({up}, self.activation)"
+        else:
+            first, inner = ["gate, up = self.gate_up_proj(hidden)"], "gated_activation(gate, up, self.activation)"
+            inner = f"self.{self.learned}(gate) * up" if self.learned else inner
+        if self.inner_norm is not None:
+            inner = f"self.{self.inner_norm[0]}({inner})"
+        return [*first, f"output: Tensor = self.{self.down.name}({inner})"]
 
     def declare(self, place: Place) -> None:
         intermediate = place.axis("intermediate", "intermediate", self.width)
@@ -95,10 +106,17 @@ class Mlp(Block):
             parts: Parts = [(self.gate, intermediate), (self.up, intermediate)]
             declare_merged(place, "gate_up_proj", parts, f"2 * {intermediate}.size")
         self.down.declare(place, "hidden", intermediate)
+        if self.inner_norm is not None:
+            self.inner_norm[1].declare_over(place.child(self.inner_norm[0]), intermediate)
+        if self.learned is not None:
+            for name, size in (("alpha_p", "1"), ("alpha_n", "1"), ("beta", ""), ("eps", "")):
+                place.child(self.learned).weight(name, *([size] if size else []))
 
     def describe(self) -> str:
         form = f"{self.down.name}({self.activation}({self.up.name}))"
         if self.gate is not None:
             names = "halves of " + self.up.name if self.fused else f"{self.gate.name} and {self.up.name}"
             form = f"gated by {self.activation}, {names}"
+        if self.inner_norm is not None:
+            form += f", {self.inner_norm[1].describe()} before {self.down.name}"
         return form + (", with biases" if self.up.bias or self.down.bias else "")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor, nn
 
-from rtp_kernel.ops.activation import ACTIVATIONS
-from rtp_runtime.enable.blocks import Mlp, Projection
+from rtp_kernel.ops.activation import ACTIVATIONS, xielu
+from rtp_runtime.enable.blocks import Mlp, Norm, Projection
 from rtp_runtime.enable.code import literal
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import express, same
-from rtp_runtime.enable.recognise.view import View, bias_of, leaf, linears, rows, transposed
+from rtp_runtime.enable.recognise.norm import is_norm, recognise_norm
+from rtp_runtime.enable.recognise.view import View, bias_of, is_linear, leaf, linears, rows, transposed
 from rtp_runtime.enable.recording import Call
 
 
@@ -36,17 +37,39 @@ def recognise_mlp(view: View, name: str, owner: nn.Module | None = None) -> Mlp:
         raise UnrecognisedError(
             view.label(name), "it is not projections, an activation and a projection.", _needs(view, name)
         )
-    inner = rows(last[0].inputs[0])
+    inner, norm = _before_norm(view, name, rows(last[0].inputs[0]))
     for gate, up, middle in _hypotheses(first, inner.shape[-1]):
-        for activation, function in ACTIVATIONS.items():
+        for activation, code, function in _activations(view, name):
             result = function(middle[0]) if gate is None else function(middle[0]) * middle[1]
             if same(result, inner):
                 width = _width(view, name, inner.shape[-1], owner)
                 down = _projection(last[0], 0, x.shape[-1])
-                return Mlp(view.class_name(name), activation_code(view, name, activation), up, down, gate, width)
+                return Mlp(view.class_name(name), code, up, down, gate, width, inner_norm=norm, learned=activation)
     raise UnrecognisedError(
         view.label(name), "its activation is none of ours.", f"an activation beside {', '.join(ACTIVATIONS)}"
     )
+
+
+def _before_norm(view: View, name: str, inner: Tensor) -> tuple[Tensor, tuple[str, Norm] | None]:
+    """What the last projection is given, and the norm that stands right before it: then what that is given."""
+    for child in view.recording.children(name):
+        if is_linear(child.module) or hasattr(child.module, "alpha_p") or not is_norm(view, child.name):
+            continue
+        if not child.outputs or not any(True for _ in child.module.parameters()):
+            continue
+        if child.inputs[0].shape == child.outputs[0].shape and same(rows(child.outputs[0]), inner):
+            return rows(child.inputs[0]), (leaf(child.name), recognise_norm(view, child.name))
+    return inner, None
+
+
+def _activations(view: View, name: str) -> Iterator[tuple[str | None, str, Callable[[Tensor], Tensor]]]:
+    """Activations as (the module of one that is learned, code, function)."""
+    for key, function in ACTIVATIONS.items():
+        yield None, activation_code(view, name, key), function
+    for part, module in view.module(name).named_children():
+        if all(hasattr(module, key) for key in ("alpha_p", "alpha_n", "beta", "eps")):
+            values = tuple(getattr(module, key).detach().float() for key in ("alpha_p", "alpha_n", "beta", "eps"))
+            yield part, "xielu", lambda x, values=values: xielu(x, *values)  # type: ignore[misc]
 
 
 def _width(view: View, name: str, width: int, owner: nn.Module | None) -> str:
