@@ -19,6 +19,7 @@ LIGHT = [
     "rtp_runtime.hookspecs",
     "rtp_runtime.model",
     "rtp_runtime.plugins",
+    "rtp_runtime.readiness",
     "rtp_runtime.state",
     "rtp_runtime.state.descriptors",
     "rtp_runtime.text",

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rtp_runtime.readiness import subject
 from rtp_runtime.testing.tiny_models import write_tiny
+
+
+@pytest.fixture(scope="session")
+def sources_once() -> Callable[[str], subject.Code]:
+    return functools.cache(subject.package_code)
+
+
+@pytest.fixture(autouse=True)
+def quiet_sources(sources_once: Callable[[str], subject.Code], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who edits rtp while its tests run changes what is recorded; here only what a test edits does."""
+    monkeypatch.setattr(subject, "package_code", sources_once)
 
 
 @pytest.fixture(scope="session")

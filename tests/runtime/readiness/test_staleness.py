@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -124,7 +125,14 @@ def test_config_tokenizer_and_versions(reasons: Reasons, made_up: Path, monkeypa
     (made_up / "chat_template.jinja").write_text("x")
     from rtp_runtime.readiness import subject
 
+    true_code = subject.package_code
+
+    def newer(name: str) -> subject.Code:
+        code = true_code(name)
+        return dataclasses.replace(code, package=dataclasses.replace(code.package, version="99.0"))
+
     monkeypatch.setattr(subject, "version_of", lambda name: "99.0")
+    monkeypatch.setattr(subject, "package_code", newer)
     found = reasons()
     assert found[:2] == (
         "checkpoint changed: config.json",
