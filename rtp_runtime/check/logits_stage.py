@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rtp_runtime.check.compare import LogitsError, logits_error
 from rtp_runtime.check.curves import logits_curve
+from rtp_runtime.check.gaps import unreached
 from rtp_runtime.check.ours import ModuleError, Output
 from rtp_runtime.check.probe_stage import raised
 from rtp_runtime.check.report import Finding, Measure, NotJudged, StageResult
@@ -35,6 +36,7 @@ class TokenVerdict:
 def run_logits(session: Session) -> StageResult:
     """Logits of every position of each prompt, in one prefill."""
     stage = StageResult("logits")
+    stage.not_judged += unreached(session)
     allowed = session.noise.logits_tolerance
     try:
         outputs = whole_runs(session)

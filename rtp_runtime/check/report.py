@@ -324,5 +324,7 @@ def worst_verdict(findings: Sequence[Finding]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """`value`, with a number that JSON cannot hold replaced."""
+    """`value`, with numbers that JSON cannot hold replaced, inside of mappings too."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
     return NOT_FINITE if isinstance(value, float) and not math.isfinite(value) else value
