@@ -98,7 +98,10 @@ class ServingJudge:
         allowed = functools.partial(_allowed, floors)
         stage.measures = table.measures(allowed)
         stage.findings += table.findings(allowed, "serving")
-        stage.findings += [self._state_finding(state) for state in narrow_states(self._narrow, self.ours)]
+        try:
+            stage.findings += [self._state_finding(state) for state in narrow_states(self._narrow, self.ours)]
+        except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
+            stage.not_judged.append(NotJudged("the dtype of the states", str(error).partition("\n")[0]))
         self._judge_logits(stage)
         self._say_flips(stage)
         above = {name: (path, value) for name, (path, value) in floors.items() if value > TOO_MUCH}

@@ -32,9 +32,9 @@ class Ratio:
     together are many times what they are on the middle one is weighed down, on both sides alike.
     """
 
-    def __init__(self, unit: float) -> None:
-        """`unit`: what one rounding to the serving dtype adds, relatively."""
-        self._unit = unit
+    def __init__(self, unit: float, least: float = LEAST) -> None:
+        """`unit`: what one rounding to the serving dtype adds, relatively. `least`: what is noise wherever it is."""
+        self._unit, self._least = unit, least
         self._rows: list[Tensor] = []
         self._weighed: Tensor | None = None
         self.broken = False
@@ -46,7 +46,7 @@ class Ratio:
         """Add rows [rows, …] of equal size; `index` [rows] their tokens' places."""
         if not len(index) or not narrow.is_floating_point():
             return
-        least = max(rounding_unit(narrow.dtype), LEAST) ** 2  # of the dtype that the reference has here
+        least = max(rounding_unit(narrow.dtype), self._least) ** 2  # of the dtype that the reference has here
         ours, narrow, exact = (tensor.reshape(len(index), -1).float() for tensor in (ours, narrow, exact))
         size = _squares(exact)
         rows = torch.stack([_squares(ours - exact), _squares(narrow - exact), size, least * size], dim=-1)  # [rows, 4]
@@ -70,14 +70,14 @@ class Ratio:
         """R; 0 where nothing differs."""
         if self.broken:
             return math.inf
-        ours, narrow = self._shares().sum(dim=0).tolist()
+        ours, narrow, _ = self._shares().sum(dim=0).tolist()
         return math.sqrt(ours / narrow) if ours else 0.0
 
     @property
     def allowance(self) -> float:
         """By what factor R may exceed a threshold because few tokens say it: 1 for very many, never more than 2.5."""
         rows = self._shares()
-        ours, narrow = rows.sum(dim=0).tolist()
+        ours, narrow, _ = rows.sum(dim=0).tolist()
         if not ours or self.broken:
             return 1.0
         return 1.0 + SURE * 0.5 * float((rows[:, 0] / ours - rows[:, 1] / narrow).square().sum().sqrt())
@@ -90,11 +90,10 @@ class Ratio:
     @property
     def of_serving(self) -> float:
         """R as if the reference rounded its result to the serving dtype at least: above it is more than rounding."""
-        rows = torch.cat([*self._rows, torch.zeros(1, 4, dtype=torch.float64)]).sum(dim=0)
-        noise, least = self._shares()[:, 1].sum(), self._unit**2 * rows[2]
-        if self.broken or not float(least):
+        _, noise, size = self._shares().sum(dim=0).tolist()
+        if self.broken or not size:
             return self.value
-        return self.value * min(1.0, math.sqrt(float(noise / least)))
+        return self.value * min(1.0, math.sqrt(noise / size) / self._unit)
 
     @property
     def own_noise(self) -> float:
@@ -103,15 +102,16 @@ class Ratio:
         return math.sqrt(float(total[1] / total[2])) if total[2] else 0.0
 
     def _shares(self) -> Tensor:
-        """[tokens, 2]: squared differences of ours and of the reference, weighed; the second is never 0 in sum."""
+        """[tokens, 3]: squares of ours, of the reference (never 0 in sum) and of the values, weighed."""
         if self._weighed is None:
             nothing = [0.0, math.ulp(0.0), 0.0, math.ulp(0.0)]
             rows = torch.cat([*self._rows, torch.tensor([nothing], dtype=torch.float64)])
-            narrow = rows[:, 1] if float(rows[:, 1].sum()) >= float(rows[:, 3].sum()) else rows[:, 3]
-            both = rows[:, 0] + narrow
+            both = rows[:, 0] + torch.maximum(rows[:, 1], rows[:, 3])
             most = HEAVIEST * (both.median() or both.mean())
-            weights = (most / both).clamp(max=1.0)
-            self._weighed = torch.stack([rows[:, 0], narrow], dim=-1) * weights[:, None]
+            rows = rows * (most / both).clamp(max=1.0)[:, None]
+            # Weighed before the two are compared: one vast token would decide for all.
+            narrow = rows[:, 1] if float(rows[:, 1].sum()) >= float(rows[:, 3].sum()) else rows[:, 3]
+            self._weighed = torch.stack([rows[:, 0], narrow, rows[:, 2]], dim=-1)
         return self._weighed
 
 

@@ -11,7 +11,7 @@ from rtp_runtime.check.pairs import Pair, Pairing
 from rtp_runtime.check.probe_table import OUTPUT, WHAT, Probe, ProbeKey, ProbeTable
 from rtp_runtime.check.report import DRIFT, WRONG, Finding, Measure
 from rtp_runtime.check.selections import Choices
-from rtp_runtime.check.serving.ratio import Ratio
+from rtp_runtime.check.serving.ratio import LEAST, Ratio
 
 TOO_MUCH = 1.25
 """R from which rounding is worse than the reference's. Its own other paths stay below."""
@@ -23,9 +23,9 @@ POOLED = "all prompts"
 class RatioProbe(Probe):
     """One quantity over all prompts."""
 
-    def __init__(self, unit: float) -> None:
+    def __init__(self, unit: float, least: float) -> None:
         super().__init__()
-        self.ratio = self.output = Ratio(unit)  # type: ignore[assignment]
+        self.ratio = self.output = Ratio(unit, least)  # type: ignore[assignment]
         self.given = self.inputs = Ratio(unit)  # type: ignore[assignment]
         self.gaps: list[Tensor] = []
         """[flips, 2]: scores between which the experts lie that one side chose alone."""
@@ -76,7 +76,12 @@ class RatioTable(ProbeTable):
 
     def probe(self, key: ProbeKey, prompt: str) -> RatioProbe:
         """The one of this quantity, whatever the prompt."""
-        return self._probes.setdefault(key, {}).setdefault(POOLED, RatioProbe(self._unit))  # type: ignore[return-value]
+        # A table in the serving dtype, where the reference's is float32, tells by what it does in the layers.
+        least = self._unit if layer_of(key.module, self.layers) is None else LEAST
+        probes = self._probes.setdefault(key, {})
+        if POOLED not in probes:
+            probes[POOLED] = RatioProbe(self._unit, least)
+        return probes[POOLED]  # type: ignore[return-value]
 
     def ratio(self, key: ProbeKey) -> Ratio:
         """R of one quantity."""

@@ -137,6 +137,17 @@ def test_a_copy_is_measured_in_roundings_of_its_dtype() -> None:
     assert 0.8 < lost.of_serving < 1.2
 
 
+def test_one_vast_token_does_not_decide_for_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.randn(100, 64, generator=generator)
+    ours, narrow = (exact * (1 + 0.004 * torch.randn(100, 64, generator=generator)) for _ in range(2))
+    for tensor in (exact, ours, narrow):
+        tensor[0] = 1e4  # as of a token that all others attend to, and which is exact
+    ratio = Ratio(BFLOAT16)
+    ratio.add(ours, narrow.bfloat16(), exact, torch.arange(100))
+    assert 0.8 < ratio.measured < 1.1
+
+
 def test_one_wild_token_is_weighed_down_and_a_broken_one_is_infinite() -> None:
     generator = torch.Generator().manual_seed(0)
     exact = torch.randn(300, 16, generator=generator)
