@@ -11,6 +11,7 @@ from rtp_kernel.components.latent_attention import LatentAttention, LatentUp
 from rtp_kernel.components.lightning_attention import LightningAttention
 from rtp_kernel.components.linear import GroupedLinear, Linear, MergedLinear
 from rtp_kernel.components.linear_attention import CausalConv, DeltaGates, GatedDeltaRule, GatedRMSNorm
+from rtp_kernel.components.linear_recurrence import LinearRecurrence
 from rtp_kernel.components.mlp import XIELU, Activation, Gate, GatedMLP
 from rtp_kernel.components.moe import Experts, HashRouter, TopKRouter
 from rtp_kernel.components.norm import LayerNorm, RMSNorm
@@ -47,6 +48,7 @@ __all__ = [
     "LayerNorm",
     "LightningAttention",
     "Linear",
+    "LinearRecurrence",
     "MergedLinear",
     "PooledIndexer",
     "PreviousTokens",

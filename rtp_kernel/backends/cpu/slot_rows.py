@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rtp_kernel.backends.cpu.rows import Deterministic, row_chunks
 from rtp_kernel.batch import ForwardBatch, GroupBatch, StateView
-from rtp_kernel.ops import conv, delta_rule, lightning, norm, selective_scan, state_space_scan
+from rtp_kernel.ops import conv, delta_rule, lightning, linear_recurrence, norm, selective_scan, state_space_scan
 from rtp_kernel.ops.state import slot_runs
 
 
@@ -167,6 +167,18 @@ class StateSpaceScanRows(Deterministic):
             return state_space_scan.state_space_scan(*_four(rows), A_log, D, dt_bias, view, single, **options)
 
         return token_by_token(one, (x, dt, B, C), state, batch, torch.zeros_like(x))
+
+
+class LinearRecurrenceRows(Deterministic):
+    """The reference, token by token."""
+
+    name = "cpu_token_by_token"
+
+    def __call__(self, x: Tensor, decay: Tensor, state: StateView, batch: ForwardBatch) -> Tensor:
+        def one(rows: tuple[Tensor, ...], view: StateView, single: ForwardBatch) -> Tensor:
+            return linear_recurrence.linear_recurrence(rows[0], rows[1], view, single)
+
+        return token_by_token(one, (x, decay), state, batch, torch.zeros_like(x))
 
 
 class DeltaGatesRows(Deterministic):

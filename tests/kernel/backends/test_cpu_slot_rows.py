@@ -16,12 +16,14 @@ from rtp_kernel.backends.cpu.slot_rows import (
     GatedDeltaRuleRows,
     GatedRmsNormRows,
     LightningAttentionRows,
+    LinearRecurrenceRows,
     SelectiveScanRows,
     StateSpaceScanRows,
 )
 from rtp_kernel.ops.conv import causal_conv
 from rtp_kernel.ops.delta_rule import delta_gates, gated_delta_rule
 from rtp_kernel.ops.lightning import lightning_attention
+from rtp_kernel.ops.linear_recurrence import linear_recurrence
 from rtp_kernel.ops.norm import gated_rms_norm
 from rtp_kernel.ops.selective_scan import selective_scan
 from rtp_kernel.ops.state_space_scan import state_space_scan
@@ -96,11 +98,21 @@ def space_case(dtype: torch.dtype) -> tuple[Callable[..., Tensor], Any, tuple[Te
     return run, (StateSpaceScanRows(), state_space_scan), rows, (6, 10, 14)
 
 
+def recurrence_case(dtype: torch.dtype) -> tuple[Callable[..., Tensor], Any, tuple[Tensor, ...], tuple[int, ...]]:
+    def run(op: Any, rows: tuple[Tensor, ...], view: Any, batch: Any) -> Tensor:
+        out: Tensor = op(*rows, view, batch)
+        return out
+
+    rows = torch.randn(TOTAL, 37).to(dtype), torch.rand(TOTAL, 37).to(dtype)
+    return run, (LinearRecurrenceRows(), linear_recurrence), rows, (37,)
+
+
 CASES = {
     "conv": conv_case,
     "decay per head": partial(rule_case, channels=False),
     "decay per channel": partial(rule_case, channels=True),
     "lightning": lightning_case,
+    "linear recurrence": recurrence_case,
     "selective scan": selective_case,
     "state space": space_case,
 }
