@@ -92,8 +92,8 @@ def test_scaffold_computes_what_transformers_does(
     prompts = [torch.randint(3, SIZES["vocab_size"], (length,), generator=draw).tolist() for length in LENGTHS]
     wanted = [reference_logits(reference, ids) for ids in prompts]
     tolerance = max(TOLERANCE, 3 * max(noise(reference, ids) for ids in prompts))
-    limits: dict[str, int] = {"num_blocks": 16, "max_num_seqs": 2, "max_num_batched_tokens": 16}
-    with LLM(checkpoint, plugins=[f"rtp_plugin_{model_type}"], **limits) as llm:
+    plugins = [f"rtp_plugin_{model_type}"]
+    with LLM(checkpoint, plugins=plugins, num_blocks=16, max_num_seqs=2, max_num_batched_tokens=16) as llm:
         for ids, logits in zip(prompts, wanted, strict=True):
             assert float((llm.logits(ids) - logits).abs().max() / logits.std()) <= tolerance
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
