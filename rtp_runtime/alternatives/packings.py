@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 MIN_BLOCK = 4
 """Rows that are told as a block that moved, at least."""
 

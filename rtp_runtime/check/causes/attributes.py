@@ -19,6 +19,8 @@ SKIPPED = re.compile(
     r"training|_idx$|gradient|dropout|hidden_size|_dim$|vocab|padding|_features$|num_embeddings|kernel_size|groups$"
 )
 """Sizes, which cannot be others without another shape, and what does not count while nothing is trained."""
+FEW = 9
+"""Counts below this are all tried."""
 MOST = 64
 """Counts above this are sizes."""
 
@@ -30,7 +32,7 @@ def attribute_mistakes(scene: Scene) -> Iterator[Hypothesis]:
         if isinstance(value, bool):
             others = [not value]
         elif isinstance(value, int) and 0 < value <= MOST:
-            others = [value + 1, value - 1, value + 2, value - 2, value // 2, 2 * value]
+            others = [value + 1, value - 1, value + 2, value - 2, value // 2, 2 * value, *range(min(value, FEW))]
         for other in dict.fromkeys(others):
             if other >= 0 and other != value:
                 yield Hypothesis(

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from rtp_runtime.alternatives import EPS_VALUES, NormForm, norm_variants
 from rtp_runtime.check.causes import patching
 from rtp_runtime.check.causes.hypothesis import Fit, Hypothesis
-from rtp_runtime.check.causes.operations import FUNCTION_OF, innocent
+from rtp_runtime.check.causes.operations import innocent
+from rtp_runtime.check.causes.replacements import FUNCTION_OF
 from rtp_runtime.check.causes.scene import Scene
 
 WORDS = {

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from rtp_kernel.ops.activation import ACTIVATIONS
 from rtp_runtime.alternatives import ACTIVATION_NAMES
+from rtp_runtime.check.causes import replacements as do
 from rtp_runtime.check.causes.hypothesis import Fit, Hypothesis
 from rtp_runtime.check.causes.scene import Scene
-from rtp_runtime.check.causes.sites import Call, Replacement, Site, Sites, is_value, narrowed
+from rtp_runtime.check.causes.sites import Replacement, Site, Sites, is_value, narrowed
 
 TERMS = frozenset({"add", "add_", "sub", "sub_", "rsub", "__rsub__"})
 FACTORS = frozenset({"mul", "mul_", "div", "div_", "true_divide", "__rtruediv__", "rtruediv"})
@@ -62,8 +60,8 @@ class Operations:
                 fix = f"keep it in float32 (`.float()`), or declare its dtype, in {self._scene.wheres()}"
                 yield self._hypothesis("precision", words, fix, site, lambda f, a, k: narrowed(f(*a, **k)), 1.4)
                 if site.name in PRODUCTS or site.name == "softmax":
-                    yield self._hypothesis("precision", words, fix, site, _narrow_inputs, 1.5)
-                    yield self._hypothesis("precision", words, fix, site, _narrow_all, 1.6)
+                    yield self._hypothesis("precision", words, fix, site, do.narrow_inputs, 1.5)
+                    yield self._hypothesis("precision", words, fix, site, do.narrow_all, 1.6)
 
     def factors(self) -> Iterator[Fit]:
         """A number in an operation that is another one: a scale, an exponent, a limit."""
@@ -93,17 +91,17 @@ class Operations:
                 words = f"ours leaves out `{text}` in `{site.text}`"
                 yield self._hypothesis(
                     f"{what}-left-out", words, f"put `{text}` into {self._scene.wheres()}", site,
-                    _keep_only(1 - place), 1.0 if place else 1.05,
+                    do.keep_only(1 - place), 1.0 if place else 1.05,
                 )  # fmt: skip
         if not isinstance(other, Tensor) or id(other) in self._own or other.numel() == 1:
             text = right or _number_text(other)
             words = f"ours applies `{text}` twice; the reference has `{site.text}`"
             yield self._hypothesis(
-                f"{what}-twice", words, f"apply it once in {self._scene.wheres()}", site, _twice, 1.2
+                f"{what}-twice", words, f"apply it once in {self._scene.wheres()}", site, do.twice, 1.2
             )
         if site.name in ("sub", "sub_", "add", "add_") and isinstance(other, Tensor):
             words = f"ours has the other sign of `{right}` in `{site.text}`"
-            yield self._hypothesis("sign", words, f"turn the sign in {self._scene.wheres()}", site, _other_sign, 1.3)
+            yield self._hypothesis("sign", words, f"turn the sign in {self._scene.wheres()}", site, do.other_sign, 1.3)
 
     def _functions(self, site: Site) -> Iterator[Hypothesis]:
         scene = self._scene
@@ -112,7 +110,7 @@ class Operations:
             kind = {"neg": "sign", "clamp": "clamp-left-out", "clamp_": "clamp-left-out"}.get(
                 site.name, "function-left-out"
             )
-            yield self._hypothesis(kind, words, f"apply {site.name} in {scene.wheres()}", site, _keep_only(0), 1.0)
+            yield self._hypothesis(kind, words, f"apply {site.name} in {scene.wheres()}", site, do.keep_only(0), 1.0)
         name = ACTIVATION_OF.get(site.name)
         if name is not None and site.args and is_value(site.args[0]) and _alike(site):
             if site.name == "gelu" and site.kwargs.get("approximate") == "tanh":
@@ -122,16 +120,16 @@ class Operations:
                 if other != site.name:
                     words = f"ours applies {other} where the reference applies {name} (`{site.text}`)"
                     yield self._hypothesis(
-                        "activation", words, f'use "{name}" in {scene.wheres()}', site, _apply(other), 1.1
+                        "activation", words, f'use "{name}" in {scene.wheres()}', site, do.apply(other), 1.1
                     )
         if site.name in ("softmax", "sigmoid") and site.args[0].shape[-1] == 1:
             return
         if site.name == "softmax":
             words = f"ours takes a sigmoid of the scores; the reference a softmax (`{site.text}`)"
-            yield self._hypothesis("score-function", words, f"use softmax in {scene.wheres()}", site, _sigmoid, 1.1)
+            yield self._hypothesis("score-function", words, f"use softmax in {scene.wheres()}", site, do.sigmoid, 1.1)
         if site.name == "sigmoid":
             words = f"ours takes a softmax of the scores; the reference a sigmoid (`{site.text}`)"
-            yield self._hypothesis("score-function", words, f"use sigmoid in {scene.wheres()}", site, _softmax, 1.2)
+            yield self._hypothesis("score-function", words, f"use sigmoid in {scene.wheres()}", site, do.softmax, 1.2)
 
     def _choices(self, site: Site) -> Iterator[Hypothesis]:
         scene = self._scene
@@ -141,29 +139,34 @@ class Operations:
                 if other > 0 and not (other == 1 and self._is_summed(site)):
                     words = f"ours chooses the {other} best; the reference {k} (`{site.text}`)"
                     yield self._hypothesis(
-                        "top-k", words, f"choose {k} in {scene.wheres()}", site, _with(place, other), 1.1
+                        "top-k", words, f"choose {k} in {scene.wheres()}", site, do.argument(place, other), 1.1
                     )
             if self._is_summed(site):
                 words = "ours scores a group of experts by its best one; the reference by the sum of its two best"
                 yield self._hypothesis(
-                    "router-group-score", words, f'group_score="top2" in {scene.wheres()}', site, _with(place, 1), 0.7
+                    "router-group-score",
+                    words,
+                    f'group_score="top2" in {scene.wheres()}',
+                    site,
+                    do.argument(place, 1),
+                    0.7,
                 )
         if site.name in ("sum", "mean", "amax", "max"):
             for reduction in ("sum", "mean", "amax"):
                 if reduction != site.name and site.args and is_value(site.args[0]):
                     words = f"ours takes the {reduction} where the reference takes the {site.name} (`{site.text}`)"
                     yield self._hypothesis(
-                        "reduction", words, f"use {site.name} in {scene.wheres()}", site, _reduce(reduction), 1.2
+                        "reduction", words, f"use {site.name} in {scene.wheres()}", site, do.reduce(reduction), 1.2
                     )
         if site.name in ("tril", "triu"):
             for by in (-1, 1):
                 words = f"ours sees {'one more' if by > 0 else 'one less'} in `{site.text}`"
                 yield self._hypothesis(
-                    "causality", words, f"mend the mask in {scene.wheres()}", site, _diagonal(by), 1.2
+                    "causality", words, f"mend the mask in {scene.wheres()}", site, do.diagonal(by), 1.2
                 )
         if site.name in ("conv1d",):
             words = f"ours has the taps of the convolution in the opposite order (`{site.text}`)"
-            yield self._hypothesis("conv-flipped", words, f"flip the weight in {scene.wheres()}", site, _flipped, 1.1)
+            yield self._hypothesis("conv-flipped", words, f"flip the weight in {scene.wheres()}", site, do.flipped, 1.1)
 
     def _is_summed(self, site: Site) -> bool:
         """Whether the best values that this site takes are added up."""
@@ -180,31 +183,33 @@ class Operations:
                     if parts[one].shape == parts[other].shape:
                         words = f"ours has parts {one + 1} and {other + 1} of `{site.text}` exchanged"
                         yield self._hypothesis(
-                            "parts-exchanged", words, _layout_fix(scene), site, _exchange(one, other), 1.0
+                            "parts-exchanged", words, _layout_fix(scene), site, do.exchange(one, other), 1.0
                         )
             if len({t.shape for t in parts}) == 1:
                 words = f"ours takes the parts of `{site.text}` by turns; in the reference one follows the other"
-                yield self._hypothesis("parts-interleaved", words, _layout_fix(scene), site, _by_turns(len(parts)), 1.1)
+                yield self._hypothesis(
+                    "parts-interleaved", words, _layout_fix(scene), site, do.by_turns(len(parts)), 1.1
+                )
         if site.name in ("view", "reshape") and site.args and isinstance(result, Tensor):
             yield from self._views(site)
         if site.name in ("cat", "concat", "stack") and _joins_alike(site):
             words = f"ours joins the parts of `{site.text}` in the opposite order"
-            yield self._hypothesis("parts-exchanged", words, _layout_fix(scene), site, _joined_backwards, 1.1)
+            yield self._hypothesis("parts-exchanged", words, _layout_fix(scene), site, do.joined_backwards, 1.1)
         if site.name == "repeat_interleave":
             words = f"ours repeats all heads in turn where the reference repeats each (`{site.text}`)"
-            yield self._hypothesis("heads-tiled", words, _layout_fix(scene), site, _tiled, 1.0)
+            yield self._hypothesis("heads-tiled", words, _layout_fix(scene), site, do.tiled, 1.0)
         if site.name in PRODUCTS and len(site.args) > 1 and isinstance(site.args[1], Tensor):
             second = site.args[1]
             if second.ndim > 1 and second.shape[-1] == second.shape[-2]:
                 words = f"ours transposes the second operand of `{site.text}`"
-                yield self._hypothesis("transposed", words, _layout_fix(scene), site, _transposed_second, 1.1)
+                yield self._hypothesis("transposed", words, _layout_fix(scene), site, do.transposed_second, 1.1)
             first = site.args[0]
             if isinstance(first, Tensor) and first.ndim > 1 and first.shape[-1] == first.shape[-2]:
                 words = f"ours transposes the first operand of `{site.text}`"
-                yield self._hypothesis("transposed", words, _layout_fix(scene), site, _transposed_first, 1.2)
+                yield self._hypothesis("transposed", words, _layout_fix(scene), site, do.transposed_first, 1.2)
         if site.name == "transpose" and isinstance(result, Tensor) and site.args[0].shape == result.shape:
             words = f"ours leaves out the transposition in `{site.text}`"
-            yield self._hypothesis("transposed", words, _layout_fix(scene), site, _keep_only(0), 1.2)
+            yield self._hypothesis("transposed", words, _layout_fix(scene), site, do.keep_only(0), 1.2)
 
     def _views(self, site: Site) -> Iterator[Hypothesis]:
         given, result = site.args[0], site.result
@@ -212,11 +217,11 @@ class Operations:
             heads, dim = result.shape[-2:]
             if heads > 1 and dim > 1:
                 words = f"ours takes [{dim}, {heads}] where the reference has [{heads}, {dim}] (`{site.text}`)"
-                yield self._hypothesis("heads-transposed", words, _layout_fix(self._scene), site, _split_other, 1.1)
+                yield self._hypothesis("heads-transposed", words, _layout_fix(self._scene), site, do.split_other, 1.1)
         joined = given.ndim > max(2, result.ndim) and result.shape[-1] == given.shape[-1] * given.shape[-2]
         if joined and given.shape[-1] > 1 and given.shape[-2] > 1:
             words = f"ours lays out heads dimension by dimension in `{site.text}`"
-            yield self._hypothesis("heads-transposed", words, _layout_fix(self._scene), site, _join_other, 1.1)
+            yield self._hypothesis("heads-transposed", words, _layout_fix(self._scene), site, do.join_other, 1.1)
 
     def _number(self, site: Site, place: int | str, value: float) -> Fit:
         text = site.text.replace("{", "{{").replace("}", "}}")
@@ -225,7 +230,7 @@ class Operations:
             kind="factor" if site.name in FACTORS else "number",
             words=f"ours computes `{text}` with {{}}; the reference with {_short(value)}",
             fix=f"use {_short(value)} in {self._scene.wheres()}",
-            mistake=lambda found: self._sites.wrong(site, _with(place, found)),
+            mistake=lambda found: self._sites.wrong(site, do.argument(place, found)),
             right=value,
             tries=tries,
             log=value > 0,
@@ -250,9 +255,6 @@ ACTIVATION_OF = {
     "tanh": "tanh",
     "softplus": "softplus",
 }
-FUNCTION_OF: dict[str, Callable[[Tensor], Tensor]] = {
-    **ACTIVATIONS, "tanh": torch.tanh, "softplus": functional.softplus, "exp": torch.exp,
-}  # fmt: skip
 
 
 def innocent(scene: Scene) -> frozenset[str]:
@@ -287,120 +289,3 @@ def _joins_alike(site: Site) -> bool:
 
 def _alike(site: Site) -> bool:
     return isinstance(site.result, Tensor) and site.args[0].shape == site.result.shape
-
-
-def _keep_only(place: int) -> Replacement:
-    def replace(function: Call, args: Any, kwargs: Any) -> Any:
-        wanted = function(*(a.clone() if isinstance(a, Tensor) else a for a in args), **kwargs)
-        return args[place].to(wanted.dtype).expand_as(wanted)
-
-    return replace
-
-
-def _twice(function: Call, args: Any, kwargs: Any) -> Any:
-    return function(function(*args, **kwargs), *args[1:], **kwargs)
-
-
-def _other_sign(function: Call, args: Any, kwargs: Any) -> Any:
-    return function(args[0], -args[1], *args[2:], **kwargs)
-
-
-def _apply(name: str) -> Replacement:
-    return lambda function, args, kwargs: FUNCTION_OF[name](args[0])
-
-
-def _sigmoid(function: Call, args: Any, kwargs: Any) -> Any:
-    return args[0].sigmoid()
-
-
-def _softmax(function: Call, args: Any, kwargs: Any) -> Any:
-    return args[0].softmax(-1)
-
-
-def _with(place: int | str, value: Any) -> Replacement:
-    def replace(function: Call, args: Any, kwargs: Any) -> Any:
-        if isinstance(place, str):
-            return function(*args, **{**kwargs, place: value})
-        return function(*args[:place], value, *args[place + 1 :], **kwargs)
-
-    return replace
-
-
-def _reduce(name: str) -> Replacement:
-    def replace(function: Call, args: Any, kwargs: Any) -> Any:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        keep = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
-        if dim is None:
-            raise ValueError("over everything")
-        return getattr(args[0], name)(dim=dim, keepdim=keep)
-
-    return replace
-
-
-def _diagonal(by: int) -> Replacement:
-    def replace(function: Call, args: Any, kwargs: Any) -> Any:
-        now = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
-        return function(args[0], diagonal=now + by)
-
-    return replace
-
-
-def _flipped(function: Call, args: Any, kwargs: Any) -> Any:
-    return function(args[0], args[1].flip(-1), *args[2:], **kwargs)
-
-
-def _exchange(one: int, other: int) -> Replacement:
-    def replace(function: Call, args: Any, kwargs: Any) -> Any:
-        parts = list(function(*args, **kwargs))
-        parts[one], parts[other] = parts[other], parts[one]
-        return tuple(parts)
-
-    return replace
-
-
-def _by_turns(count: int) -> Replacement:
-    def replace(function: Call, args: Any, kwargs: Any) -> Any:
-        wanted = function(*args, **kwargs)
-        dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
-        size = args[0].shape[dim]
-        places = torch.arange(size).view(-1, count).T
-        return tuple(args[0].index_select(dim, rows).reshape(t.shape) for rows, t in zip(places, wanted, strict=True))
-
-    return replace
-
-
-def _joined_backwards(function: Call, args: Any, kwargs: Any) -> Any:
-    return function(list(args[0])[::-1], *args[1:], **kwargs)
-
-
-def _tiled(function: Call, args: Any, kwargs: Any) -> Any:
-    times = args[1] if len(args) > 1 else kwargs["repeats"]
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
-    return torch.cat([args[0]] * int(times), dim=dim)
-
-
-def _transposed_second(function: Call, args: Any, kwargs: Any) -> Any:
-    return function(args[0], args[1].transpose(-1, -2), *args[2:], **kwargs)
-
-
-def _transposed_first(function: Call, args: Any, kwargs: Any) -> Any:
-    return function(args[0].transpose(-1, -2), *args[1:], **kwargs)
-
-
-def _split_other(function: Call, args: Any, kwargs: Any) -> Any:
-    wanted = function(*args, **kwargs)
-    heads, dim = wanted.shape[-2:]
-    return args[0].reshape(*args[0].shape[:-1], dim, heads).transpose(-1, -2).reshape(wanted.shape)
-
-
-def _join_other(function: Call, args: Any, kwargs: Any) -> Any:
-    wanted = function(*args, **kwargs)
-    return args[0].transpose(-1, -2).reshape(wanted.shape)
-
-
-def _narrow_inputs(function: Call, args: Any, kwargs: Any) -> Any:
-    return function(*map(narrowed, args), **kwargs)
-
-
-def _narrow_all(function: Call, args: Any, kwargs: Any) -> Any:
-    return narrowed(function(*map(narrowed, args), **kwargs))

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,7 +23,9 @@ from torch.overrides import TorchFunctionMode
 Call = Callable[..., Any]
 Replacement = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 """(function, args, kwargs) -> what the operation gives instead."""
-MAX_DEPTH = 12
+LISTENERS = str(Path(__file__).parents[1])
+MAX_DEPTH = 24
+MISSING = object()
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class Site:
     module: str = ""
     """The innermost module that was running."""
     span: tuple[int | None, ...] = field(default=())
+    reflected: bool = False
+    """Whether the operands stand the other way round in the text: `2 * x` reaches torch as x times 2."""
 
     @property
     def where(self) -> str:
@@ -71,8 +76,35 @@ class Site:
         if isinstance(node, ast.AugAssign):
             return ast.unparse(node.target), ast.unparse(node.value)
         if isinstance(value, ast.BinOp):
-            return ast.unparse(value.left), ast.unparse(value.right)
+            sides = ast.unparse(value.left), ast.unparse(value.right)
+            return sides[::-1] if self.reflected else sides
         return "", ""
+
+    def note_reflection(self, frame: FrameType) -> None:
+        """Find out which operand stands on the left, while the names in the text can be looked up."""
+        if len(self.args) > 1 and not isinstance(self.args[1], Tensor):
+            left = _looked_up(self.operands()[0], frame)
+            self.reflected = left is not MISSING and not isinstance(left, Tensor)
+
+
+def _looked_up(text: str, frame: FrameType) -> Any:
+    """The value of a number, a name or an attribute of one; `MISSING` for any other text."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return MISSING
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Constant):
+        return node.value
+    if not isinstance(node, ast.Name):
+        return MISSING
+    value = frame.f_locals.get(node.id, frame.f_globals.get(node.id, MISSING))
+    for name in reversed(names):
+        value = vars(value).get(name, MISSING) if hasattr(value, "__dict__") else MISSING
+    return value
 
 
 Key = tuple[str, str, int, str]
@@ -146,10 +178,9 @@ def _caller(frame: FrameType | None) -> FrameType | None:
         if frame is None:
             return None
         name = frame.f_code.co_filename
-        if "transformers" in name and "/check/" not in name:
-            return frame
-        if "/torch/" not in name:
-            return None
+        # Between the file and torch there may be others that listen, as what records a capture does.
+        if "/torch/" not in name and not name.startswith(LISTENERS):
+            return frame if "transformers" in name else None
         frame = frame.f_back
     return None
 
@@ -177,6 +208,7 @@ class Sites:
                 site = Site(
                     frame.f_code, frame.f_lasti, name, args, kwargs, result, len(sites), 1, watch.stack[-1], span
                 )
+                site.note_reflection(frame)
                 found[key] = site
                 sites.append(site)
             return result
