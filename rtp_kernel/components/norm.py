@@ -14,8 +14,9 @@ class RMSNorm(Component):
     """x [..., dim] -> [..., dim]; `weight` [dim], or none at all.
 
     offset 0 normalises in float32, casts, then multiplies by w; offset 1.0 multiplies by 1 + w in float32 before that.
-    A `dtype` of float32 pins the weight and multiplies in float32 before the cast as well. With `groups`, x is
-    [..., groups * dim] and each group is normed on its own; `weight` [groups * dim].
+    A `dtype` of float32 pins the weight and multiplies in float32 before the cast as well; so does `wide`, with a
+    weight of the model's dtype (OLMo 2, gpt-oss). With `groups`, x is [..., groups * dim] and each group is normed on
+    its own; `weight` [groups * dim].
     """
 
     def __init__(
@@ -27,10 +28,12 @@ class RMSNorm(Component):
         weight: bool = True,
         dtype: torch.dtype | None = None,
         groups: int = 1,
+        wide: bool = False,
     ) -> None:
         super().__init__()
         self.dim = dim
         self.groups = groups
+        self.wide = wide
         self.eps = eps
         self.offset = offset
         self.weight = parameter(groups * dim, dtype=dtype) if weight else None
@@ -38,14 +41,15 @@ class RMSNorm(Component):
         self._op: OpFunction = rms_norm
 
     def bind(self, binding: Binding) -> None:
-        options = {"offset": self.offset, "pinned": self._pinned, "groups": self.groups}
+        options = {"offset": self.offset, "pinned": self._pinned or self.wide, "groups": self.groups}
         self._op = binding.op("rms_norm", shapes={"dim": self.dim}, options=options)
 
     def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.float() if self.wide and self.weight is not None else self.weight
         if self.groups == 1:
-            out: Tensor = self._op(x, self.weight, self.eps, self.offset)
+            out: Tensor = self._op(x, weight, self.eps, self.offset)
             return out
-        weight = None if self.weight is None else self.weight.view(self.groups, self.dim)
+        weight = None if weight is None else weight.view(self.groups, self.dim)
         out = self._op(x.view(*x.shape[:-1], self.groups, self.dim), weight, self.eps, self.offset)
         return out.flatten(-2)
 

@@ -22,6 +22,8 @@ class Norm(Block):
     bias: bool = False
     weight: bool = True
     width: str = "config.hidden_size"
+    wide: bool = False
+    """Multiplies by w before the cast back from float32."""
     class_name: str = "Norm"
     word: ClassVar[str] = "normed"
 
@@ -34,6 +36,7 @@ class Norm(Block):
         more = ", bias=False" if self.kind == "layer" and not self.bias else ""
         more += ", offset=1.0" if self.offset else ""
         more += "" if self.weight else ", weight=False"
+        more += ", wide=True" if self.wide else ""
         return f"{kind}({dim}, {self.eps}{more})"
 
     def declare(self, place: Place) -> None:

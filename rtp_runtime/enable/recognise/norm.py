@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rtp_kernel.ops.norm import layer_norm, rms_norm
 from rtp_runtime.enable.blocks import Norm
@@ -43,7 +45,9 @@ def recognise_norm(view: View, name: str) -> Norm:
             scaled = weight + offset if kind == "layer" and weight is not None else weight
             found = rms_norm(x, weight, eps, offset) if kind == "rms" else layer_norm(x, scaled, bias, eps)
             if same(found, wanted) and (kind == "layer" or bias is None) and not (offset and weight is None):
-                return Norm(kind, eps_code(view, eps), bool(offset), bias is not None, weight is not None)
+                wide = kind == "rms" and not offset and weight is not None and _is_wide(module, x, eps)
+                code = eps_code(view, eps)
+                return Norm(kind, code, bool(offset), bias is not None, weight is not None, wide=wide)
     raise UnrecognisedError(
         view.label(name), "its output is neither RMSNorm's (w or 1 + w) nor LayerNorm's.", "a norm component of its own"
     )
