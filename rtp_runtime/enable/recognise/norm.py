@@ -45,12 +45,24 @@ def recognise_norm(view: View, name: str) -> Norm:
             scaled = weight + offset if kind == "layer" and weight is not None else weight
             found = rms_norm(x, weight, eps, offset) if kind == "rms" else layer_norm(x, scaled, bias, eps)
             if same(found, wanted) and (kind == "layer" or bias is None) and not (offset and weight is None):
-                wide = kind == "rms" and not offset and weight is not None and _is_wide(module, x, eps)
+                wide = kind == "rms" and not offset and weight is not None and _is_wide(module, x * 1e3, eps)
                 code = eps_code(view, eps)
                 return Norm(kind, code, bool(offset), bias is not None, weight is not None, wide=wide)
     raise UnrecognisedError(
         view.label(name), "its output is neither RMSNorm's (w or 1 + w) nor LayerNorm's.", "a norm component of its own"
     )
+
+
+def _is_wide(module: nn.Module, x: Tensor, eps: float) -> bool:
+    """Whether the product with w is in float32 in a bfloat16 model: the two roundings differ in many places."""
+    narrow, x = copy.deepcopy(module).bfloat16(), x.bfloat16()
+    try:
+        wanted = narrow(x)
+    except (RuntimeError, TypeError):  # a module that runs in float32 alone
+        return False
+    weight = narrow.get_parameter("weight")
+    early, late = (rms_norm(x, weight.to(dtype), eps) for dtype in (torch.float32, torch.bfloat16))
+    return bool((early != wanted).sum() < (late != wanted).sum())
 
 
 def eps_values(view: View, module: nn.Module) -> list[float]:
