@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rtp_runtime import __version__
 from rtp_runtime.errors import PluginError, UnsupportedModelError, UsageError
 from rtp_runtime.model.checkpoint import resolve_checkpoint
 from rtp_runtime.model.config import CONFIG_FILE, ModelConfig, load_config
@@ -117,7 +118,7 @@ def gather_subject(
 def package_code(name: str) -> Code:
     """One of our own packages; both are parts of one distribution and share its version."""
     content = package_content(name)
-    return Code(Package(name=name, version=version_of("rtp-runtime"), content=content.digest), content)
+    return Code(Package(name=name, version=__version__, content=content.digest), content)
 
 
 def version_of(distribution: str) -> str:

@@ -134,9 +134,10 @@ def measure_point(
     """One point: why it cannot be run, or what its runs gave."""
     point = Point(batch=batch, prompt=prompt, new_tokens=options.new_tokens)
     try:
-        engine = _engine(loaded, options, batch, prompt)
-        short = _shortage(engine, options, batch, prompt)
-        if short:
+        too_long = _beyond_context(loaded, options, prompt)
+        engine = None if too_long else _engine(loaded, options, batch, prompt)
+        short = too_long if engine is None else _shortage(engine, options, batch, prompt)
+        if engine is None or short:
             remaining.skip(batch, prompt)
             return replace(point, status=NOT_RUN, why=short)
         runs = _runs(engine, options, batch, prompt, say, remaining, clock)
@@ -187,6 +188,15 @@ def _engine(loaded: LoadedModel, options: BenchOptions, batch: int, prompt: int)
         seed=options.seed,
     )
     return Engine(loaded, config)
+
+
+def _beyond_context(loaded: LoadedModel, options: BenchOptions, prompt: int) -> str:
+    from rtp_runtime.engine.limits import model_limits
+
+    context = model_limits(loaded.config, loaded.path).context
+    if context is None or prompt + options.new_tokens <= context:
+        return ""
+    return f"{prompt} + {options.new_tokens} tokens are more than the model's context of {context}"
 
 
 def _shortage(engine: Engine, options: BenchOptions, batch: int, prompt: int) -> str:

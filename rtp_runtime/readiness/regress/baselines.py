@@ -40,8 +40,8 @@ class Baselines:
         """Files that may be the baseline that counts, and cannot be read."""
         return [f"baseline {problem.file}: {problem.why}" for problem in self.evidence.problems]
 
-    def find(self, case: str, kind: str) -> Stored | None:
-        """The newest baseline of a case."""
+    def find(self, case: str, kind: str) -> list[Stored]:
+        """The newest baseline of a case, then those before it under the same conditions: repetitions of it."""
         found = [
             each
             for each in self.evidence.records
@@ -49,7 +49,8 @@ class Baselines:
             and each.record.conditions.settings.get("case") == case
             and each.record.conditions.settings.get("hardware") == self.hardware
         ]
-        return found[-1] if found else None
+        newest = found[-1].record.conditions.digest if found else ""
+        return [each for each in reversed(found) if each.record.conditions.digest == newest]
 
     def covered(self) -> set[str]:
         """Names of places that runs have covered since the last update.

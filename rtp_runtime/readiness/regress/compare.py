@@ -1,12 +1,15 @@
 """A run's record beside its baseline: what is missing on either side, and what is worse by more than is allowed.
 
-Worse by more than the tolerance and by more than the noise of both sides is a regression. Worse by more than the
-tolerance but within the noise cannot be told, and what cannot be told is missing, not green.
+Worse by more than the tolerance and by more than the noise is a regression. Worse by more than the tolerance but within
+the noise cannot be told, and what cannot be told is missing, not green. Noise is the spread within either run, and what
+baselines that were measured again under the same conditions, code included, differ by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rtp_runtime.errors import UsageError
@@ -38,13 +41,19 @@ def not_run(case: Case, kind: str, why: str) -> list[Item]:
     ]
 
 
-def compare(case: Case, kind: str, now: Record, base: Stored | None, hardware: Hardware) -> list[Item]:
-    """Every place of a run beside its baseline."""
-    differences = different_conditions(now, base.record, hardware) if base is not None else []
-    why = f"the baseline {base.file if base else ''} was made under other conditions: {'; '.join(differences)}"
-    unusable = NO_BASELINE if base is None else why if differences else ""
-    numbers = base.record.numbers if base is not None and not unusable else {}
-    items = _check_items(case, now, numbers) if kind == "check" else _bench_items(case, now, numbers, base)
+def compare(case: Case, kind: str, now: Record, baselines: Sequence[Stored], hardware: Hardware) -> list[Item]:
+    """Every place of a run beside its baseline: the first of `baselines`; the others are repetitions of it."""
+    unusable = NO_BASELINE
+    if baselines:
+        newest = baselines[0]
+        differences = different_conditions(now, newest.record, hardware)
+        why = f"the baseline {newest.file} was made under other conditions: {'; '.join(differences)}"
+        unusable = why if differences else ""
+    usable = () if unusable else baselines
+    if kind == "check":
+        items = _check_items(case, now, usable[0].record.numbers if usable else {})
+    else:
+        items = _bench_items(case, now, usable)
     return [_without_baseline(item, unusable) if unusable else item for item in items]
 
 
@@ -89,15 +98,14 @@ def _check_stage(stage: Mapping[str, Any], base: Mapping[str, Any], now: Record)
     return (INCOMPLETE if why else OK), why, True
 
 
-def _bench_items(case: Case, now: Record, base: Mapping[str, Any], stored: Stored | None) -> Iterator[Item]:
+def _bench_items(case: Case, now: Record, baselines: Sequence[Stored]) -> Iterator[Item]:
     points = {point.key: point for point in read_points(now.numbers, "this run")}
     before: dict[tuple[int, int, int], Point] = {}
     broken = ""
-    if base and stored is not None:
-        try:
-            before = {point.key: point for point in read_points(base, stored.file)}
-        except UsageError as error:
-            broken = str(error)
+    try:
+        before = _together([read_points(each.record.numbers, each.file) for each in baselines])
+    except UsageError as error:
+        broken = str(error)
     for batch, prompt in sorted(case.bench.points):
         key = (batch, prompt, case.bench.new_tokens)
         point, old = points.get(key), before.get(key)
@@ -118,6 +126,22 @@ def _bench_items(case: Case, now: Record, base: Mapping[str, Any], stored: Store
             measured=point is not None and point.status == VALID,
             changes=changes,
         )
+
+
+def _together(baselines: Sequence[Sequence[Point]]) -> dict[tuple[int, int, int], Point]:
+    """The points of the newest baseline; where valid repetitions are there, their medians, and what they differ by."""
+    found: dict[tuple[int, int, int], Point] = {}
+    for newest in baselines[0] if baselines else ():
+        same = [point for points in baselines for point in points if point.key == newest.key and point.status == VALID]
+        if newest.status != VALID or len(same) < 2:
+            found[newest.key] = newest
+            continue
+        values = {name: [point.metrics[name] for point in same] for name in METRICS}
+        medians = {name: statistics.median(each) for name, each in values.items()}
+        between = {name: (max(each) - min(each)) / medians[name] for name, each in values.items() if medians[name]}
+        spread = {name: max(newest.spread.get(name, 0.0), between.get(name, 0.0)) for name in METRICS}
+        found[newest.key] = replace(newest, metrics=medians, spread=spread)
+    return found
 
 
 def _unusable(old: Point | None) -> str:

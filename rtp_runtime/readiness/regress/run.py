@@ -97,8 +97,7 @@ def _one(
     except Exception as error:  # whatever a plugin or torch raises: the case did not run, and that is the finding
         words = (str(error) or type(error).__name__).splitlines()[0]
         return not_run(case, kind, words), ""
-    base = baselines.find(case.name, kind)
-    items = compare(case, kind, outcome.record, base, cases.hardware)
+    items = compare(case, kind, outcome.record, baselines.find(case.name, kind), cases.hardware)
     if not update or not passed(outcome.record, items):
         return items, ""
     file = baselines.store.add(outcome.record, outcome.contents)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import bench_numbers, point, record
+from evidence import bench_numbers, package, point, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,6 +237,25 @@ def test_worse_is_told_from_better_and_from_noise(
         assert why.startswith(f"{metric} {value:.1f}")
 
 
+def test_repeated_baselines_tell_the_noise_between_runs(baseline: CaseFile) -> None:
+    """90, 100 and 130 ms of the same code: 115 is nothing unusual, 150 is; other code repeats nothing."""
+    place = PLACES[3]
+
+    def at(value: float) -> Change:
+        return only(place[0], place[2], worse("tpot_ms", value))
+
+    assert run_regress(baseline, runners=ran(at(115.0))).exit == 1
+    for second, value in ((1, 130.0), (2, 90.0)):
+        assert run_regress(baseline, runners=ran(at(value), second=second), update=True).exit == 0
+    report = run_regress(baseline, runners=ran(at(115.0), second=3))
+    assert report.exit == 2
+    assert "within the noise of 40%" in bad(report)[place][1]
+    assert run_regress(baseline, runners=ran(at(150.0), second=3)).exit == 1
+    other = {"kernel": package("rtp_kernel", "1" * 64), "second": 4}
+    assert run_regress(baseline, runners=ran(at(90.0), **other), update=True).exit == 0
+    assert run_regress(baseline, runners=ran(at(115.0), second=5)).exit == 1
+
+
 def test_a_case_has_tolerances_of_its_own(baseline: CaseFile) -> None:
     report = run_regress(baseline, runners=ran(only("two", PLACES[4][2], worse("memory_mb", 102.0))))
     assert report.exit == 1
@@ -284,8 +303,6 @@ def test_a_baseline_of_other_conditions_does_not_apply(baseline: CaseFile) -> No
 
 
 def test_new_code_is_what_baselines_are_for(baseline: CaseFile) -> None:
-    from evidence import package
-
     changed = ran(kernel=package("rtp_kernel", "1" * 64), versions={"python": "3", "torch": "9", "transformers": "9"})
     assert run_regress(baseline, runners=changed).exit == 0
 
