@@ -19,8 +19,10 @@ NO_TENSOR = "the checkpoint has no tensor for it, so transformers draws random v
 WRONG_SHAPE = "the checkpoint's tensor has another shape than the config says, so transformers draws random values"
 
 
-def load_reference(path: Path, streamed: bool = False) -> Reference:
-    """Load the checkpoint directory with transformers; `streamed`: its large weights stay in their files.
+def load_reference(path: Path, pool: int | None = None) -> Reference:
+    """Load the checkpoint directory with transformers.
+
+    `pool`: its large weights stay in their files, and at most so many bytes of them in memory; None: all are loaded.
 
     Raises:
         ConfigError: no config, or one without architectures.
@@ -28,8 +30,8 @@ def load_reference(path: Path, streamed: bool = False) -> Reference:
         CheckpointError: transformers cannot read the weights.
     """
     model_class = _model_class(path)
-    if streamed:
-        return _stream(path, model_class)
+    if pool is not None:
+        return _stream(path, model_class, pool)
     options: dict[str, Any] = {"attn_implementation": "eager"}
     if getattr(model_class, "_can_set_experts_implementation", bool)():
         options["experts_implementation"] = "eager"
@@ -51,12 +53,12 @@ def load_reference(path: Path, streamed: bool = False) -> Reference:
     return Reference(path, model.eval().requires_grad_(False), _defects(info), unexpected)
 
 
-def _stream(path: Path, model_class: Any) -> Reference:
+def _stream(path: Path, model_class: Any, capacity: int) -> Reference:
     from rtp_runtime.check.streaming import StreamedReference, stream_model
 
     with quiet_transformers():
         config = model_class.config_class.from_pretrained(str(path), local_files_only=True)
-        model, pool, missing = stream_model(path, model_class, config)
+        model, pool, missing = stream_model(path, model_class, config, capacity)
     return StreamedReference(path, model, pool, [Defect(name, NO_TENSOR) for name in missing])
 
 

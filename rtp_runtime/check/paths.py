@@ -23,7 +23,7 @@ SHORT = 96
 """A prompt of at most this length is also run with each of its tokens alone where layers are recurrent."""
 SINGLE_STEPS = 4
 """Tokens that are fed one at a time after a prefill."""
-BATCH = "batch of two"
+BATCH, TWO_CHUNKS = "batch of two", "cache, in two chunks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,14 @@ class Effort(Enum):
 def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent: bool) -> Iterator[OtherPath]:
     """What this model offers. `recurrent`: some layers compute otherwise over a prompt than token by token."""
     modules = effort is not Effort.LOGITS
+    if reference.is_large:
+        # Its continuations go through the cache token by token already, and are compared with a full forward.
+        for name, setting in _settings(reference.model):
+            yield OtherPath(name, setting=setting)
+        if num_tokens > 1:
+            halves = (num_tokens // 2, num_tokens - num_tokens // 2)
+            yield OtherPath(TWO_CHUNKS, Feeding(halves), independent=True)
+        return
     if modules:
         yield OtherPath(BATCH)
         for name, setting in _settings(reference.model):
@@ -83,7 +91,7 @@ def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent
             "cache, every token alone", Feeding((1,) * num_tokens), independent=True, measures_modules=False
         )
     plans = {
-        "cache, in two chunks": (middle, num_tokens - middle),
+        TWO_CHUNKS: (middle, num_tokens - middle),
         "cache, one token at a time": (start, *[1] * (num_tokens - start)),
     }
     for name, parts in plans.items():

@@ -93,7 +93,7 @@ def _load_reference(ready: Prepared) -> Reference:
     """The reference, or its outline where a tensor that our checkpoint has is missing or of another shape there."""
     options = ready.options
     try:
-        return load_reference(options.reference_path, streamed=ready.streamed)
+        return load_reference(options.reference_path, pool=ready.pool)
     except CheckpointError:
         defects = _missing_tensors(options)
         if not defects:

@@ -42,8 +42,8 @@ class Prepared:
     options: CheckOptions
     """`model` and `reference` are directories with weights."""
     asked: CheckOptions
-    streamed: bool = False
-    """Whether the reference's weights are to stay in their files."""
+    pool: int | None = None
+    """Bytes of weights that the reference may keep where they are to stay in their files; None: all are loaded."""
     layers: tuple[int, ...] = ()
     """The whole model's numbers of the layers, where some were left out."""
     cut: dict[str, Any] = field(default_factory=dict)
@@ -75,10 +75,10 @@ def prepared(options: CheckOptions, say: Say, serve: Callable[[ModelConfig], obj
         yield Prepared(options, options)
         return
     part = _without_quantisation(text_part(options.model)) if options.random else text_part(options.model)
-    plan = make_plan(part, options.layers, options.experts, options.random, say)
-    streamed = not plan.estimate.holds_both
+    plan = make_plan(part, options.layers, options.experts, say)
+    pool = None if plan.estimate.holds_both else plan.estimate.pool
     if not plan.cuts and not options.random:
-        yield Prepared(options, options, streamed)
+        yield Prepared(options, options, pool)
         return
     serve(ModelConfig(plan.part.edited(plan.edits), options.model))
     with tempfile.TemporaryDirectory(prefix="rtp-check-") as folder:
@@ -90,7 +90,7 @@ def prepared(options: CheckOptions, say: Say, serve: Callable[[ModelConfig], obj
             other = _write(Path(folder) / "reference", options.reference, same_cut(plan, theirs), options, say)
         ready = replace(options, model=model, reference=other, random=False, layers=None, experts=None)
         layers = plan.chosen.layers if plan.chosen is not None and plan.chosen.edits else ()
-        yield Prepared(ready, options, streamed, layers, describe(plan, options.random, options.seed))
+        yield Prepared(ready, options, pool, layers, describe(plan, options.random, options.seed))
 
 
 def _require_weights(options: CheckOptions) -> None:

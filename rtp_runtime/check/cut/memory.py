@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rtp_kernel.memory import available
+from rtp_runtime.check.streaming import POOL_BYTES
 
 FLOAT32 = 4
-STREAMED = 3 << 30
-"""Bytes that a streamed reference takes: its pool of weights, one block being read, and what is computed."""
+STREAMED = POOL_BYTES + (1 << 30)
+"""Bytes that a streamed reference takes at least: its pool of weights, one block being read, and what is computed."""
 OTHER = 1 << 30
 """Bytes of the libraries, activations, captures and states."""
 SHARE = 0.9
@@ -47,6 +48,13 @@ class Estimate:
     @property
     def holds_streamed(self) -> bool:
         return self.there is None or self.streamed <= SHARE * self.there
+
+    @property
+    def pool(self) -> int:
+        """Bytes of weights that a streamed reference may keep: what our model leaves."""
+        if self.there is None:
+            return POOL_BYTES
+        return max(POOL_BYTES, int(SHARE * self.there) - self.ours - (STREAMED - POOL_BYTES))
 
     @property
     def num_bytes(self) -> int:

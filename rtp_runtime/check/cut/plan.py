@@ -38,9 +38,7 @@ class Plan:
         return bool(self.edits)
 
 
-def make_plan(
-    part: TextPart, layers: str | None, experts: int | None, random: bool, say: Callable[[str], None]
-) -> Plan:
+def make_plan(part: TextPart, layers: str | None, experts: int | None, say: Callable[[str], None]) -> Plan:
     """Keep what was asked for; where that does not fit, and nothing was said of layers or experts, choose.
 
     Raises:
@@ -49,16 +47,11 @@ def make_plan(
     """
     say("what the model is made of")
     plan = _plan(part, layers, experts, [])
-    whole = plan.estimate
     if not plan.estimate.holds_streamed and layers is None:
-        note = f"one layer of each kind, since all take {size(whole.streamed)} (--layers says otherwise)"
-        plan = _plan(part, KINDS, experts, [note])
+        note = f"one layer of each kind, since all take {size(plan.estimate.streamed)} (--layers says otherwise)"
+        layers, plan = KINDS, _plan(part, KINDS, experts, [note])
     if not plan.estimate.holds_streamed and experts is None:
-        routing = find_routing(part, plan.chosen.edits if plan.chosen is not None else {})
-        if routing is not None and routing.fewest < routing.num_experts:
-            note = f"{routing.fewest} experts, since all take {size(plan.estimate.streamed)} (--experts says otherwise)"
-            kept = KINDS if layers is None else layers
-            plan = _plan(part, kept if plan.chosen is not None else None, routing.fewest, [*plan.notes, note])
+        plan = _with_fewer_experts(part, layers, plan)
     if not plan.estimate.holds_streamed:
         raise UsageError(
             f"a check takes {size(plan.estimate.streamed)} for our model in float32 and the reference streamed beside "
@@ -66,6 +59,17 @@ def make_plan(
             f"{size(plan.estimate.there or 0)}: {_advice(layers, experts)}"
         )
     say(plan.estimate.describe())
+    return plan
+
+
+def _with_fewer_experts(part: TextPart, layers: str | None, plan: Plan) -> Plan:
+    """With as few experts as leave the routing as it is; where that is still too much, with as few as it chooses."""
+    routing = find_routing(part, plan.chosen.edits if plan.chosen is not None else {})
+    whole = plan
+    for count in (routing.fewest, routing.chosen) if routing is not None else ():
+        if not plan.estimate.holds_streamed and routing is not None and count < routing.num_experts:
+            note = f"{count} experts, since all take {size(whole.estimate.streamed)} (--experts says otherwise)"
+            plan = _plan(part, layers, count, [*whole.notes, note])
     return plan
 
 
@@ -92,6 +96,7 @@ def _plan(part: TextPart, layers: str | None, experts: int | None, notes: list[s
     left = outline(part, edits)
     numel = sum(parameter.numel() for parameter in left.model.parameters())
     cut = routing is not None and experts is not None and experts < routing.num_experts
+    notes = list(dict.fromkeys(notes))
     return Plan(part, edits, left, estimate(numel), chosen, routing if cut else None, experts if cut else None, notes)
 
 
