@@ -1,10 +1,15 @@
-"""`rtp enable` on plain decoders: tiny random checkpoint, scaffold, and our logits against transformers'."""
+"""`rtp enable` on decoders: tiny random checkpoint, scaffold, and our logits and tokens against transformers'."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +44,26 @@ SLIDING = {"num_hidden_layers": 3, "sliding_window": 8}
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
+MOE = {
+    "num_hidden_layers": 3,
+    "num_experts_per_tok": 3,
+    "moe_num_experts": 8,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+HYBRID = {
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "position_embedding_type": "rope",
+}
+
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 24}),
@@ -58,7 +83,39 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4", SLIDING | {"layer_types": KINDS}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 16}),
     "seed_oss": ("SeedOss", {"head_dim": 24, "rope_parameters": YARN}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6}),
+    "gpt_oss": ("GptOss", SLIDING | {"head_dim": 16, "layer_types": KINDS, "num_local_experts": 6}),
+    "dots1": ("Dots1", MOE | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "n_shared_experts": 2}),
+    "ernie4_5_moe": ("Ernie4_5_Moe", MOE | {"moe_layer_start_index": 1, "moe_num_shared_experts": 2, "moe_k": 3}),
+    "granitemoehybrid": ("GraniteMoeHybrid", HYBRID),
 }
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tiny checkpoint, the reference it is of, and the plugin that `rtp enable` wrote for it."""
+
+    reference: Any
+    checkpoint: Path
+    plugin: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """Enables each model type once for all tests."""
+
+    @functools.cache
+    def make(model_type: str) -> Made:
+        folder = tmp_path_factory.mktemp(model_type)
+        reference = write_checkpoint(*DECODERS[model_type], folder / "checkpoint")
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            status = main(["enable", str(folder / "checkpoint"), "--out", str(folder / "plugin")])
+        assert status == 0, out.getvalue()
+        assert out.getvalue().splitlines()[-1] == str(folder / "plugin")
+        return Made(reference, folder / "checkpoint", folder / "plugin")
+
+    return make
 
 
 def write_checkpoint(prefix: str, overrides: dict[str, Any], directory: Path) -> Any:
@@ -73,48 +130,74 @@ def write_checkpoint(prefix: str, overrides: dict[str, Any], directory: Path) ->
 
 @pytest.mark.parametrize("model_type", DECODERS)
 def test_scaffold_computes_what_transformers_does(
-    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model_type: str, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint, plugin = tmp_path / "checkpoint", tmp_path / "plugin"
-    reference = write_checkpoint(*DECODERS[model_type], checkpoint)
-    assert main(["enable", str(checkpoint), "--out", str(plugin)]) == 0, capsys.readouterr().out
-    assert capsys.readouterr().out.splitlines()[-1] == str(plugin)
-    monkeypatch.syspath_prepend(plugin / "src")
+    it = made(model_type)
+    monkeypatch.syspath_prepend(it.plugin / "src")
     ids = torch.randint(3, SIZES["vocab_size"], (60,), generator=torch.Generator().manual_seed(5)).tolist()
     with torch.no_grad():
-        wanted = reference(torch.tensor([ids])).logits[0]
-    with LLM(checkpoint, plugins=[f"rtp_plugin_{model_type}"], num_blocks=16, max_num_seqs=2) as llm:
+        wanted = it.reference(torch.tensor([ids])).logits[0]
+    with LLM(it.checkpoint, plugins=[f"rtp_plugin_{model_type}"], num_blocks=16, max_num_seqs=2) as llm:
         error = float((llm.logits(ids) - wanted).abs().max() / wanted.std())
-    assert error <= max(TOLERANCE, 3 * noise(reference, ids))
+    assert error <= max(TOLERANCE, 3 * noise(it.reference, ids))
 
 
-CHECKED = ("llama", "mistral", "olmo3", "gemma3_text", "phi3", "cohere", "exaone4")
-"""Plain ones, and those whose reference holds a module's values in a form of its own."""
+CHECKED = ("llama", "mistral", "olmo3", "gemma3_text", "phi3", "cohere", "exaone4", "gpt_oss", "dots1")
+"""Plain ones, those whose reference holds a module's values in a form of its own, and experts."""
 
 
 @pytest.mark.parametrize("model_type", CHECKED)
 def test_scaffold_passes_the_check_untouched(
-    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model_type: str, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_checkpoint(*DECODERS[model_type], tmp_path / "checkpoint")
-    assert main(["enable", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "plugin")]) == 0
-    monkeypatch.syspath_prepend(tmp_path / "plugin/src")
+    it = made(model_type)
+    monkeypatch.syspath_prepend(it.plugin / "src")
     capsys.readouterr()
-    status = main(["check", str(tmp_path / "checkpoint"), "--plugin", f"rtp_plugin_{model_type}", "--json"])
+    status = main(["check", str(it.checkpoint), "--plugin", f"rtp_plugin_{model_type}", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert (status, report["verdict"]) == (0, "MATCH"), report["failed"]
 
 
-def test_scaffolds_are_formatted_and_typed(tmp_path: Path) -> None:
-    """Where files differ most: several tables, factors, fused tensors, a feed-forward block of its own."""
-    for model_type in ("gemma3_text", "granite", "phi3", "phi", "exaone4"):
-        write_checkpoint(*DECODERS[model_type], tmp_path / "checkpoints" / model_type)
-        folder = tmp_path / "plugins" / model_type
-        assert main(["enable", str(tmp_path / "checkpoints" / model_type), "--out", str(folder)]) == 0
+FORMS = ("gemma3_text", "granite", "phi3", "phi", "exaone4", "mixtral", "gpt_oss", "dots1", "granitemoehybrid")
+"""Several tables, factors, fused tensors, blocks of their own, experts, kinds of layers."""
+
+
+def test_scaffolds_are_formatted_and_typed(made: Callable[[str], Made]) -> None:
+    plugins = [made(model_type).plugin for model_type in FORMS]
+    for plugin in plugins:
         for command in (["ruff", "check"], ["ruff", "format", "--check"]):
-            run_tool([*command, "."], folder)
+            run_tool([*command, "."], plugin)
     # From the root, whose cache of torch's types the type checker then shares.
-    run_tool(["mypy", *(str(folder) for folder in (tmp_path / "plugins").glob("*/src"))], Path(__file__).parents[3])
+    run_tool(["mypy", *(str(plugin / "src") for plugin in plugins)], Path(__file__).parents[3])
+
+
+def test_rules_of_layers_and_experts_are_those_of_the_config(made: Callable[[str], Made]) -> None:
+    """Numbers that are equal by chance at test size must not stand for each other."""
+    dots, oss = (text(made(name).plugin) for name in ("dots1", "gpt_oss"))
+    assert "if layer >= config.first_k_dense_replace" in dots or "if layer < config.first_k_dense_replace" in dots
+    for line in ("groups=config.n_group", "top_groups=config.topk_group", "scale=config.routed_scaling_factor"):
+        assert line in dots
+    assert "window=config.sliding_window" in oss and "limit=config.swiglu_limit" in oss
+
+
+def text(plugin: Path) -> str:
+    return "".join(path.read_text() for path in sorted(plugin.glob("src/*/[a-z]*.py")))
+
+
+def test_memory_and_work_follow_from_the_config_alone() -> None:
+    """Mixtral 8x7B: 46.7 billion parameters, 12.9 of which a token meets; a gigabyte of keys for 8192 tokens."""
+    from rtp_runtime.enable.estimates import estimate
+    from rtp_runtime.enable.reference import meta_model
+    from rtp_runtime.state import PagedState, StateDescriptors
+
+    config = transformers.MixtralConfig()
+    state = PagedState(axes={"kv": 2, "kv heads": 8, "head dim": 128})
+    found = estimate(
+        meta_model(transformers.MixtralForCausalLM, config), config, StateDescriptors([{"kv": state}] * 32)
+    )
+    assert (round(found.parameters / 1e9, 1), round(found.active_parameters / 1e9, 1)) == (46.7, 12.9)
+    assert found.state is not None and found.state.per_token * 8192 == 2**30
+    assert found.weight_bytes["bfloat16"] == 2 * found.parameters
 
 
 def run_tool(command: list[str], folder: Path) -> None:
