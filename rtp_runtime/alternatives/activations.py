@@ -1,11 +1,15 @@
-"""Activations that a modeling file may mean, each once."""
+"""Activations that a modeling file may mean, each function once."""
 
 from __future__ import annotations
 
 from rtp_kernel.ops.activation import ACTIVATIONS
 
-ACTIVATION_NAMES = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
-"""One name for each of the functions in `rtp_kernel.ops.activation`."""
+ACTIVATION_NAMES = tuple(
+    dict.fromkeys(
+        next(first for first, other in ACTIVATIONS.items() if other is function) for function in ACTIVATIONS.values()
+    )
+)
+"""The first name of each function in `rtp_kernel.ops.activation`."""
 
 
 def alternatives_to(name: str) -> tuple[str, ...]:

@@ -16,8 +16,11 @@ FLOOR = 1e-6
 """What is left of an error that is explained is rounding: below this, or a small share of the error."""
 SHARE = 0.25
 NEAR_ONE = 0.1
-EXPLAINED = 0.35
-"""A coefficient near 1 names a cause only if no more than this share of the error is left."""
+EXPLAINED = 0.05
+"""A coefficient near 1 names a cause only if no more than this share of the error is left: a relative of the mistake,
+as another approximation of the same function, leaves more."""
+ROUNDED = 0.35
+"""The share that may be left of an error of rounding, which no other program makes bit for bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,13 @@ class Match:
         """Whether ours is the reference with the mistake, within rounding."""
         return self.remaining <= min(self.tolerance, max(FLOOR / 2, SHARE * self.error)) and self.effect > 0.0
 
-    @property
-    def named(self) -> bool:
-        """Whether the mistake explains the error: exactly, or with a coefficient near 1 and little left."""
-        near = abs(self.coefficient - 1.0) <= NEAR_ONE and self.remaining <= EXPLAINED * self.error
+    def names(self, rounding: bool = False) -> bool:
+        """Whether the mistake explains the error: exactly, or with a coefficient near 1 and little left.
+
+        `rounding`: the mistake is a lower precision.
+        """
+        left = ROUNDED if rounding else EXPLAINED
+        near = abs(self.coefficient - 1.0) <= NEAR_ONE and self.remaining <= left * self.error
         return self.exact or near
 
     @property

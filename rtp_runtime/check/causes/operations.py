@@ -115,7 +115,7 @@ class Operations:
         if name is not None and site.args and is_value(site.args[0]) and _alike(site):
             if site.name == "gelu" and site.kwargs.get("approximate") == "tanh":
                 name = "gelu_tanh"
-            others = [*(other for other in ACTIVATION_NAMES if other != name), "tanh", "softplus", "exp"]
+            others = dict.fromkeys((*(o for o in ACTIVATION_NAMES if o != name), "tanh", "softplus", "exp"))
             for other in others:
                 if other != site.name:
                     words = f"ours applies {other} where the reference applies {name} (`{site.text}`)"

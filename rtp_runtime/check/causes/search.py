@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from rtp_runtime.check.causes.activations import activation_mistakes
 from rtp_runtime.check.causes.attention import attention_mistakes, attention_numbers
 from rtp_runtime.check.causes.attributes import attribute_mistakes, attribute_numbers
 from rtp_runtime.check.causes.chunks import chunk_mistakes
@@ -89,6 +90,7 @@ class Search:
         yield lambda: linear_mistakes(scene)
         yield lambda: rotary_mistakes(scene)
         yield lambda: attention_mistakes(scene)
+        yield lambda: activation_mistakes(scene)
         yield lambda: router_mistakes(scene)
         yield lambda: sum_mistakes(scene, 1)
         yield lambda: parameter_mistakes(scene)
@@ -113,7 +115,7 @@ class Search:
             if self.too_small is None:
                 self.too_small = Tried(hypothesis, match, 0)
             return match
-        if match.named:
+        if match.names(rounding=hypothesis.kind == "precision"):
             self.named.append(Tried(hypothesis, match, self.scene.mended(capture)))
         if self.closest is None or match.remaining < self.closest.match.remaining:
             self.closest = Tried(hypothesis, match, 0)

@@ -98,7 +98,7 @@ def draw(seed: int, size: float) -> Tensor:
 @pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4, 1e-5])
 def test_an_error_that_is_the_effect_is_named(size: float) -> None:
     found = match(draw(1, size), draw(1, size))
-    assert found.exact and found.named and found.coefficient == pytest.approx(1.0, abs=0.02)
+    assert found.exact and found.names() and found.coefficient == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4, 1e-5])
@@ -107,21 +107,21 @@ def test_a_share_of_the_effect_or_none_is_not_named(size: float, share: float) -
     """Rounding and other mistakes have no part, or another one, in a mistake's direction."""
     other = draw(2, size)
     found = match(share * draw(1, size) + (other if share == 0.0 else 0.0), draw(1, size))
-    assert not found.named
+    assert not found.names(rounding=True)
 
 
-@pytest.mark.parametrize("more", [0.2, 0.6])
+@pytest.mark.parametrize("more", [0.03, 0.2, 0.6])
 def test_a_second_error_beside_it_is_told_apart(more: float) -> None:
     """With a little beside it the coefficient names it; with much beside it nothing is named."""
     found = match(draw(1, 1e-3) + draw(2, more * 1e-3), draw(1, 1e-3))
-    assert found.named == (more < 0.35) and not found.exact
+    assert found.names() == (more < 0.05) and found.names(rounding=True) == (more < 0.35) and not found.exact
 
 
 def test_an_error_of_clean_runs_is_not_named() -> None:
     """Rounding of 6e-7, which is below every tolerance, against mistakes of any size."""
     for seed, size in enumerate((1e-6, 1e-5, 1e-3, 1.0)):
         found = match(draw(9, 6e-7), draw(seed, size))
-        assert not found.named or found.effect <= 1e-6
+        assert not found.names() or found.effect <= 1e-6
 
 
 def test_an_effect_below_the_noise_is_not_judged() -> None:
