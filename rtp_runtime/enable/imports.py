@@ -25,6 +25,7 @@ IMPORTS: Mapping[str, tuple[str, ...]] = {
         "GatedRMSNorm",
         "LayerNorm",
         "Linear",
+        "LinearRecurrence",
         "MergedLinear",
         "RMSNorm",
         "RopeParameters",
@@ -72,7 +73,8 @@ STANDARD = ("collections.abc", "typing")
 
 def import_lines(body: str) -> list[str]:
     """The import block of a file with this body."""
-    standard, ours = [], []
+    standard: list[str] = []
+    ours: list[str] = []
     for module, names in IMPORTS.items():
         used = [name for name in names if _uses(body, name)]
         (standard if module in STANDARD else ours).extend(from_import(module, used) if used else [])

@@ -91,6 +91,10 @@ def express(value: float, config: Any, keys: Iterable[str], prefer: str = "") ->
     for key, number in numbers:
         if layers and close(number / layers**0.5, value):
             return Expression(f"config.{key} / config.num_hidden_layers**0.5", (key, "num_hidden_layers"))
+    for key, number in numbers:
+        if number > 0 and float(torch.tensor(number**0.5, dtype=torch.bfloat16)) == value:
+            root = f'torch.tensor(config.{key}**0.5, dtype=torch.bfloat16, device="cpu")'
+            return Expression(f"float({root})", (key,))
     return None
 
 

@@ -12,6 +12,7 @@ from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.recognise.attention import is_attention, recognise_attention
 from rtp_runtime.enable.recognise.bridge import is_bridgeable, recognise_bridge
 from rtp_runtime.enable.recognise.delta_net import is_delta_net, recognise_delta_net
+from rtp_runtime.enable.recognise.gated_recurrence import is_gated_recurrence, recognise_gated_recurrence
 from rtp_runtime.enable.recognise.lone import (
     is_lone_activation,
     is_lone_linear,
@@ -41,6 +42,7 @@ MIXERS: Sequence[Recogniser] = (
     Recogniser(is_selective, recognise_selective),
     Recogniser(is_short_conv, recognise_short_conv),
     Recogniser(is_delta_net, recognise_delta_net),
+    Recogniser(is_gated_recurrence, recognise_gated_recurrence),
 )
 """Of blocks that mix tokens."""
 

@@ -35,7 +35,7 @@ def condition(view: View, holds: Sequence[bool | None], what: str) -> str | None
     def fits(truth: Truth) -> bool:
         return all(truth[layer] == holds[layer] for layer in asked)
 
-    rules = list(_rules(view.config, len(holds)))
+    rules = list(_rules(_values(view), len(holds)))
     for code, truth in rules:
         if fits(truth):
             return code
@@ -49,8 +49,14 @@ def condition(view: View, holds: Sequence[bool | None], what: str) -> str | None
     )
 
 
-def _rules(config: Any, depth: int) -> Iterator[tuple[str, Truth]]:
-    values = config.to_dict()
+def _values(view: View) -> dict[str, Any]:
+    """What the config holds, and lists that it derives when the reference reads them (`layers_block_type`)."""
+    values: dict[str, Any] = view.config.to_dict()
+    derived = {key: getattr(view.config, key, None) for key in view.reference.reads if key not in values}
+    return values | {key: value for key, value in derived.items() if isinstance(value, list | tuple)}
+
+
+def _rules(values: dict[str, Any], depth: int) -> Iterator[tuple[str, Truth]]:
     layers = range(depth)
     lists = {key: value for key, value in values.items() if isinstance(value, list | tuple)}
     numbers = {key: value for key, value in _counts(values) if 0 < value <= depth}
