@@ -82,6 +82,7 @@ class TopKRouter(_Router):
         group_score: str = "top2",
         choose_by: str = "scores",
         soft_cap: float | None = None,
+        jitter: float = 0.0,
         gate_bias: bool = False,
         dtype: torch.dtype | None = None,
         wide: bool = False,
@@ -100,6 +101,7 @@ class TopKRouter(_Router):
             group_score=group_score,
             choose_by=choose_by,
             soft_cap=soft_cap,
+            jitter=jitter,
             gate_bias=gate_bias,
         )
         self.e_score_correction_bias = parameter(num_experts, dtype=torch.float32) if bias else None

@@ -9,7 +9,7 @@ from torch.nn import functional
 from rtp_kernel.ops.activation import OAI_ALPHA, gated_activation
 from rtp_kernel.ops.topk import top_k
 
-SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 CHOICES = ("scores", "logits")
 
@@ -28,6 +28,7 @@ def route(
     group_score: str = "top2",
     choose_by: str = "scores",
     soft_cap: float | None = None,
+    jitter: float = 0.0,
     ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Experts of each token: logits [T, E] -> weights [T, k] in the logits' dtype, ids [T, k] int64, best first.
@@ -37,8 +38,11 @@ def route(
     or the sum of its two best ("top2", DeepSeek-V3). Ties go to the lower id. `renormalize` divides the weights by
     their sum + `renormalize_eps`. `choose_by` "logits" adds the bias to the logits and chooses by these (Kolibri).
     `soft_cap` c replaces the logits by c tanh(logits / c) first (Laguna). `ids` [T, k] is a choice made elsewhere,
-    which is weighted and returned as it is.
+    which is weighted and returned as it is. "sparsemixer" chooses one expert after the other, and weights each by a
+    softmax over those left whose logits are within 2 `jitter` of its own, relative to their size (Phi-3.5-MoE).
     """
+    if score == "sparsemixer" and ids is None:
+        return _sparse_mixer(logits, k, jitter)
     wide = logits.float() if soft_cap is None else torch.tanh(logits.float() / soft_cap) * soft_cap
     scores = _scores(wide, score)
     if ids is None:
@@ -51,6 +55,18 @@ def route(
     if renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + renormalize_eps)
     return (weights * scale).to(logits.dtype), ids
+
+
+def _sparse_mixer(logits: Tensor, k: int, jitter: float) -> tuple[Tensor, Tensor]:
+    left, weights, chosen = logits, [], []
+    for _ in range(k):
+        best, expert = top_k(left, 1)  # [T, 1]
+        far = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter
+        gates = torch.softmax(left.masked_fill(far, float("-inf")), dim=-1)
+        weights.append(gates.gather(-1, expert))
+        chosen.append(expert)
+        left = left.scatter(-1, expert, float("-inf"))
+    return torch.cat(weights, dim=-1), torch.cat(chosen, dim=-1)
 
 
 def _scores(logits: Tensor, score: str) -> Tensor:

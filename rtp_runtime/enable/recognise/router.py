@@ -98,7 +98,11 @@ def _choices(view: View, name: str, gate: _Gate, routing: Routing) -> Iterator[d
     caps = [None, *(value for key, value in _numbers(view, name) if "cap" in key and value > 0)]
     groups = [(1, 1, "top2"), *_groups(view, name, gate.value.shape[0])]
     choices = ("scores", "logits") if gate.correction else ("scores",)
+    jitters = [value for key, value in _numbers(view, name) if "jitter" in key and value > 0]
     for score, choose_by, cap, (num, top, kind) in itertools.product(SCORES, choices, caps, groups):
+        if score == "sparsemixer":
+            yield from ({"k": routing.ids.shape[1], "score": score, "jitter": jitter} for jitter in jitters)
+            continue
         yield {
             "k": routing.ids.shape[1],
             "score": score,
@@ -128,16 +132,18 @@ def _router(view: View, name: str, gate: _Gate, options: dict[str, Any], scale: 
         codes.append(("renormalize_eps", eps))
     if not close(scale, 1.0):
         codes.append(("scale", view.express(scale, keys, label, "the factor of its weights", "scal|factor").code))
-    if options["groups"] > 1:
+    if "jitter" in options:
+        codes.append(("jitter", view.express(options["jitter"], keys, label, "its jitter", "router").code))
+    if options.get("groups", 1) > 1:
         names = [key for key in keys if "group" in key]
         for option in ("groups", "top_groups"):
             codes.append(
                 (option, view.express(options[option], names, label, f"its number of {option}", PREFERRED[option]).code)
             )
         codes.append(("group_score", literal(options["group_score"])))
-    if options["choose_by"] != "scores":
+    if options.get("choose_by", "scores") != "scores":
         codes.append(("choose_by", literal(options["choose_by"])))
-    if options["soft_cap"] is not None:
+    if options.get("soft_cap") is not None:
         codes.append(("soft_cap", view.express(options["soft_cap"], keys, label, "its soft cap").code))
     module = view.module(name)
     shapes = {key: tuple(value.shape) for key, value in (*module.named_parameters(), *module.named_buffers())}

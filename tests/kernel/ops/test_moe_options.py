@@ -10,11 +10,12 @@ from transformers import GptOssConfig, Kolibri1Config, LagunaConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 from transformers.models.kolibri1.modeling_kolibri1 import Kolibri1TopKRouter
 from transformers.models.laguna.modeling_laguna import LagunaTopKRouter
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from rtp_kernel.backends.cpu.moe import GroupedExperts
 from rtp_kernel.backends.cpu.rows import TiledExperts
 from rtp_kernel.components import Experts, TopKRouter
-from rtp_kernel.ops.moe import experts
+from rtp_kernel.ops.moe import experts, route
 
 EXPERTS, HIDDEN, K = 8, 32, 3
 
@@ -51,6 +52,16 @@ def test_a_choice_by_biased_logits_is_kolibris() -> None:
     config = Kolibri1Config(hidden_size=HIDDEN, num_experts=EXPERTS, num_experts_per_tok=K)
     config.norm_topk_prob = True
     _judge(Kolibri1TopKRouter(config), score="sigmoid", bias=True, choose_by="logits")
+
+
+@torch.no_grad()
+def test_the_sparse_mixer_is_that_of_phimoe() -> None:
+    """Logits near each other, so that the softmax is over several experts."""
+    logits = torch.randn(60, EXPERTS).mul(0.1).add(1)
+    want_weights, want_ids = sparsemixer(logits, jitter_eps=0.02, training=False)
+    weights, ids = route(logits, None, k=2, score="sparsemixer", jitter=0.02)
+    assert torch.equal(ids, want_ids) and torch.equal(weights, want_weights)
+    assert weights.unique().numel() > 10
 
 
 @torch.no_grad()
