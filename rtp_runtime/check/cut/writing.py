@@ -69,8 +69,8 @@ class SafetensorsFile:
         import torch
 
         assert tuple(tensor.shape) == self.entries[name].shape, name
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        self._put(name, memoryview(flat))
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        self._put(name, flat.numpy().data)
 
     def copy(self, name: str, source: Path, start: int, count: int, skipped: int = 0) -> None:
         """`count` bytes of another file from `start` on, to `skipped` bytes behind the tensor's first."""

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rtp_runtime.check.streaming.sources import Sources
@@ -87,7 +88,7 @@ def read_rows_only(module: nn.Embedding, tensor: str, pool: Pool, name: str) -> 
 
     def forward(ids: Tensor) -> Tensor:
         pool.asked.add(name)
-        unique, places = ids.unique(return_inverse=True)
+        unique, places = torch.unique(ids, return_inverse=True)
         rows = pool.sources.stored.some_rows(tensor, unique.tolist())
         return rows[places]
 
@@ -96,7 +97,6 @@ def read_rows_only(module: nn.Embedding, tensor: str, pool: Pool, name: str) -> 
 
 def multiply_in_blocks(module: nn.Linear, tensor: str, pool: Pool, name: str, rows: int) -> None:
     """Let a large linear layer read `rows` rows of its matrix at a time."""
-    import torch
 
     def forward(x: Tensor) -> Tensor:
         pool.asked.add(name)

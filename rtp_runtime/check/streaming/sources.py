@@ -65,7 +65,7 @@ class Sources:
 
     def size(self, name: str) -> int:
         """Bytes of the parameter in float32."""
-        return 4 * math.prod(self._wanted[name])
+        return 4 * int(math.prod(self._wanted[name]))
 
     def plain(self, name: str) -> str | None:
         """The tensor that this parameter is, where nothing is converted."""
@@ -98,7 +98,7 @@ class Sources:
         loading = _loading()
         mapping = loading.mapping(self._model)
         renamings = [entry for entry in mapping if isinstance(entry, loading.renaming)]
-        converters = [entry for entry in mapping if isinstance(entry, loading.converter)]
+        converters: list[Any] = [entry for entry in mapping if isinstance(entry, loading.converter)]
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         known, prefix = self._model.state_dict(), self._model.base_model_prefix
         for tensor in sorted(self.stored.headers, key=loading.order):

@@ -64,7 +64,7 @@ def read_bytes(path: Path, start: int, count: int) -> Tensor:
     Raises CheckpointError when the file ends before.
     """
     data = torch.empty(count, dtype=torch.uint8)
-    view, filled = memoryview(data.numpy()), 0
+    view, filled = data.numpy().data, 0
     with path.open("rb", buffering=0) as file:
         while filled < count:
             got = os.preadv(file.fileno(), [view[filled:]], start + filled)
