@@ -13,11 +13,13 @@ from rtp_runtime.check.render.words import (
     cause_numbers,
     cell_words,
     coverage_rows,
+    cut_words,
     headline,
     mode_matrix,
     next_step,
     reference_rows,
     size,
+    value_words,
 )
 from rtp_runtime.check.report import NOT_FINITE, CheckReport, Curve, Finding, Measure, StageResult
 
@@ -25,7 +27,7 @@ MAX_FINDINGS, MAX_NOTES, MAX_CURVES = 12, 40, 15
 R_EDGES = ("0.13", "0.27", "0.58", "allowed", "2.2×", "4.6×", "10×")
 SHOWN_CONDITIONS = frozenset(
     {"dtype", "device", "seed", "fingerprint", "logits_tolerance", "thresholds", "reference_paths"}
-    | {"reference_inconsistent", "reference_set_aside", "reference_worst_module"}
+    | {"reference_inconsistent", "reference_set_aside", "reference_worst_module", "cut"}
 )
 """Conditions that have places of their own; all others are listed as they are."""
 
@@ -56,6 +58,7 @@ def _variables(report: CheckReport) -> dict[str, Any]:
     return {
         "report": report,
         "headline": headline(report),
+        "cut": cut_words(report),
         "next_step": next_step(report).removeprefix("Next: "),
         "first": first,
         "cause_label": CAUSES[report.cause.status] if report.cause else "",
@@ -77,7 +80,11 @@ def _variables(report: CheckReport) -> dict[str, Any]:
         "coverage": coverage_rows(report),
         "thresholds": report.conditions.get("thresholds", []),
         "notes": [note for stage in report.stages for note in stage.notes][:MAX_NOTES],
-        "conditions": [(name, value) for name, value in report.conditions.items() if name not in SHOWN_CONDITIONS],
+        "conditions": [
+            (name.replace("_", " "), value_words(value))
+            for name, value in report.conditions.items()
+            if name not in SHOWN_CONDITIONS
+        ],
     }
 
 

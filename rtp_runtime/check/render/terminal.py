@@ -10,6 +10,7 @@ from rtp_runtime.check.render.words import (
     cause_sentence,
     cell_words,
     coverage_rows,
+    cut_words,
     mode_matrix,
     next_step,
     reference_rows,
@@ -63,7 +64,9 @@ def _print_verdict(report: CheckReport, console: Console) -> None:
             console.print(f"[dim]{escape(numbers)}[/]", highlight=False)
     console.print(escape(next_step(report)), highlight=False)
     against = f" against the reference's run of {report.reference}" if report.reference != report.model else ""
-    console.print(f"[dim]{escape(report.model + against)}[/]\n", highlight=False)
+    console.print(f"[dim]{escape(report.model + against)}[/]", highlight=False)
+    cut = cut_words(report)
+    console.print(f"Not the whole model was checked: {escape(cut)}.\n" if cut else "", highlight=False)
 
 
 def _print_rest(report: CheckReport, console: Console) -> None:

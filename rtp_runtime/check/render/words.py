@@ -46,13 +46,40 @@ def headline(report: CheckReport) -> str:
         drift = "Rounding is worse than the reference's, first in" if report.verdict == DRIFT else "First wrong:"
         return f"{drift} {first.module}{layer}: {first.what}, {size(first)}."
     if report.verdict == MATCH:
-        return "Every sub-block, the logits and all execution modes agree with the reference."
+        return f"Every sub-block, the logits and all execution modes agree with the reference.{_bridged(report)}"
     if report.verdict == TIE_FLIP:
         ties = sum(stage.num_ties for stage in report.stages)
-        return f"All agrees with the reference, but for {ties} choices among equals, which may fall either way."
+        words = f"All agrees with the reference, but for {ties} choices among equals, which may fall either way."
+        return f"{words}{_bridged(report)}"
     missing = [item.what for item in report.not_judged if item.required]
     more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
     return f"Nothing differs, but not everything was judged: {', '.join(missing[:4])}{more}."
+
+
+def _bridged(report: CheckReport) -> str:
+    """What a match says of modules that are the reference's own."""
+    bridged = report.conditions.get("bridged") or {}
+    if not bridged:
+        return ""
+    names = (
+        f"{next(iter(bridged))} and {len(bridged) - 1} more are" if len(bridged) > 1 else f"{next(iter(bridged))} is"
+    )
+    return f" {names} the same code as the reference: of that only state and scheduling were judged."
+
+
+def cut_words(report: CheckReport) -> str:
+    """What was cut from the model, or drawn at random; empty where it was checked whole."""
+    cut = report.conditions.get("cut")
+    return str(cut.get("words", "")) if isinstance(cut, Mapping) else ""
+
+
+def value_words(value: Any) -> str:
+    """A condition in words: mappings and lists without their brackets."""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {value_words(item)}" for key, item in value.items()) or "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(value_words, value)) or "–"
+    return "–" if value is None else str(value)
 
 
 def _lower(sentence: str) -> str:
@@ -152,9 +179,9 @@ def _cut_rows(cut: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """What of the model was checked, how its config was edited for it, and the memory that was planned for."""
     if not cut:
         return []
-    edited = ", ".join(f"{key} = {value}" for key, value in cut["config"].items())
-    rows = [("part of the model", cut["words"]), ("config edited", edited), ("memory", cut["memory"])]
-    return [row for row in rows if row[1]] + [("cut", note) for note in cut["notes"]]
+    edited = ", ".join(f"{key} = {value}" for key, value in cut.get("config", {}).items())
+    rows = [("part of the model", cut["words"]), ("config edited", edited), ("memory", cut.get("memory", ""))]
+    return [row for row in rows if row[1]] + [("cut", note) for note in cut.get("notes", ())]
 
 
 def _position_rows(coverage: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from rtp_runtime.check.render.heatmap import SCALE, colour, draw_heatmap, make_g
 from rtp_runtime.check.render.html import render_html
 from rtp_runtime.check.render.plots import draw_curve
 from rtp_runtime.check.render.terminal import print_report
+from rtp_runtime.check.render.words import headline
 from rtp_runtime.check.report import (
     Cause,
     CheckReport,
@@ -62,7 +63,8 @@ def make_report(num_layers: int) -> CheckReport:
     ]
     return CheckReport(
         model="models/<script>", reference="models/<script>", stages=(probes, modes, serving), coverage={},
-        conditions={"dtype": "float32", "device": "cpu", "seed": 0, "fingerprint": None, "logits_tolerance": 2e-5},
+        conditions={"dtype": "float32", "device": "cpu", "seed": 0, "fingerprint": None, "logits_tolerance": 2e-5,
+                    "cut": {"words": "layers 0-3 of 61", "notes": []}, "bridged": {}},
         versions={"torch": "2"},
         inconsistent=(Inconsistency("one run", "another", "a prompt", 2.0, 5, "model.layers.0", 0.5),),
         cause=Cause(status="closest", kind="norm-eps", words="ours adds 1e-5", fix="add 1e-6", coefficient=0.6),
@@ -92,7 +94,15 @@ def test_the_terminal_says_verdict_cause_and_next_step_first() -> None:
     print_report(make_report(42), Console(file=out, width=200))
     first = out.getvalue().splitlines()[:4]
     assert first[0].startswith("WRONG, exit status 1: first wrong: model.layers.41.mlp (layer 41)")
+    assert "layers 0-3 of 61" in out.getvalue()
     assert "ours adds 1e-5" in first[1] and "Next: add 1e-6" in first[3]
+
+
+def test_a_match_with_bridged_modules_says_what_that_is() -> None:
+    bridged = {"model.layers.0.mixer": "transformers.models.x:Mixer"}
+    report = replace(make_report(2), stages=(), cause=None, conditions={"bridged": bridged})
+    assert "model.layers.0.mixer is the same code as the reference" in headline(report)
+    assert "bridged" not in headline(replace(report, conditions={})) and report.verdict == "MATCH"
 
 
 def test_colours_change_at_the_tolerance() -> None:
