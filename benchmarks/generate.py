@@ -20,13 +20,9 @@ from rich.progress import track
 from rich.table import Table
 
 from rtp_runtime import LLM, SamplingParams
+from rtp_runtime.readiness.bench.run import draw_prompts
 
 TARGETS = {1: 1.2, 8: 1.3, 32: 1.3}
-
-
-def draw_prompts(batch: int, length: int, vocab_size: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(batch)
-    return torch.randint(100, vocab_size, (batch, length), generator=generator).tolist()
 
 
 def reference_generate(model: Any, new_tokens: int) -> Callable[[list[list[int]]], list[list[int]]]:
@@ -61,7 +57,7 @@ def agreement(ours: Sequence[list[int]], theirs: Sequence[list[int]]) -> float:
 
 
 def measure(batch: int, rounds: int, length: int, new_tokens: int, llm: LLM, reference: Any) -> dict[str, Any]:
-    prompts = draw_prompts(batch, length, reference.config.vocab_size)
+    prompts = draw_prompts(batch, length, reference.config.vocab_size, seed=batch)
     runs = {"rtp": our_generate(llm, new_tokens), "transformers": reference_generate(reference, new_tokens)}
     results = {name: run(prompts) for name, run in runs.items()}  # warm-up
     seconds: dict[str, list[float]] = {name: [] for name in runs}
