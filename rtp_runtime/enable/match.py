@@ -87,6 +87,9 @@ def express(value: float, config: Any, keys: Iterable[str], prefer: str = "") ->
         for multiple in MULTIPLES:
             if close(multiple * number, value):
                 return Expression(f"{multiple} * config.{key}", (key,))
+    for key, number in numbers:
+        if number % 2 == 0 and number > 2 and number == 2 * value:
+            return Expression(f"config.{key} // 2", (key,))
     layers = _number(config, "num_hidden_layers")
     for key, number in numbers:
         if layers and close(number / layers**0.5, value):
