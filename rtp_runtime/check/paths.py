@@ -71,7 +71,7 @@ def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent
         # Its continuations go through the cache token by token already, and are compared with a full forward.
         for name, setting in _settings(reference.model):
             yield OtherPath(name, setting=setting)
-        if num_tokens > 1:
+        if num_tokens > 1 and reference.keeps_cache:
             halves = (num_tokens // 2, num_tokens - num_tokens // 2)
             yield OtherPath(TWO_CHUNKS, Feeding(halves), independent=True)
         return
@@ -79,7 +79,7 @@ def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent
         yield OtherPath(BATCH)
         for name, setting in _settings(reference.model):
             yield OtherPath(name, setting=setting)
-    if num_tokens < 2:
+    if num_tokens < 2 or not reference.keeps_cache:
         return
     middle, start = num_tokens // 2, max(1, num_tokens - SINGLE_STEPS)
     if reference.is_small and num_tokens > SEVERAL:

@@ -117,8 +117,9 @@ class ProbeStage:
         for name in absent:
             layer = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
             direct = layer is not None and "." not in name[len(layer) + 1 :]
-            # What a module outside the layers gives in several calls is judged where it is used.
-            outside = layer_of(name, layers) is None and name not in self._repeated
+            # What a module outside the layers gives in several calls is judged where it is used, and so is a table.
+            held = any(True for _ in self._session.reference.modules[name].parameters())
+            outside = layer_of(name, layers) is None and name not in self._repeated and held
             if is_inside(name, bridged):
                 continue
             stage.not_judged.append(NotJudged(name, ABSENT, required=direct or outside))

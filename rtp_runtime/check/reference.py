@@ -74,6 +74,8 @@ class Reference:
         """Small results by their question, for callers that check many times against one reference."""
         forward = inspect.signature(type(model).forward).parameters
         self._cache_argument = "cache" if "cache" in forward else "past_key_values"
+        self.keeps_cache = self._cache_argument in forward
+        """Whether it can go on from what it computed before; a few old ones cannot."""
         self._cache: Any = None
         self.use_names(SAME_NAMES)
 
@@ -295,13 +297,33 @@ class Reference:
         except ValueError:
             if not said or part.start:
                 raise
-            import transformers
-
-            cache = transformers.DynamicCache(config=self.config.get_text_config())
-            output = self.model(**more, **{self._cache_argument: _told(cache, 0)})
-        self._cache = getattr(output, self._cache_argument, None) if feeding.parts else None
+            output = self.model(**more, **self._new_cache())
+        if feeding.parts:
+            self._cache = getattr(output, self._cache_argument, None) or more.get(self._cache_argument)
+            if self._cache is None:
+                output = self._with_kept_cache(more)
+        else:
+            self._cache = None
         logits: Tensor = output.logits.float()
         return logits
+
+    def _new_cache(self) -> dict[str, Any]:
+        """A cache of transformers' general kind, as the model's argument."""
+        import transformers
+
+        cache = transformers.DynamicCache(config=self.config.get_text_config())
+        return {self._cache_argument: _told(cache, 0)}
+
+    def _with_kept_cache(self, more: dict[str, Any]) -> Any:
+        """The first step once more, of a model that gives its cache to nobody, with a cache that is kept here.
+
+        Such a model also remembers in its modules (RecurrentGemma), and forgets in a forward without a cache.
+        """
+        self.model(**more | {"use_cache": False})
+        given = self._new_cache()
+        output = self.model(**more, **given)
+        self._cache = given[self._cache_argument]
+        return output
 
 
 def _told(cache: Any, num_tokens: int) -> Any:
