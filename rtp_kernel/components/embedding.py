@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,10 @@ class SinusoidalEmbedding(Component):
 
     def forward(self, positions: Tensor) -> Tensor:
         half = self.dim // 2
-        exponents = torch.arange(half, dtype=torch.float32, device=positions.device) / (half - self.shift)
-        angles = positions[:, None].float() * 10000.0**-exponents
+        place = torch.arange(half, dtype=torch.float32, device=positions.device)
+        if self.shift:
+            frequencies = torch.exp(place * -(math.log(10000.0) / (half - self.shift)))
+        else:
+            frequencies = 1 / torch.pow(10000.0, 2 * place / self.dim)
+        angles = positions[:, None].float() * frequencies
         return torch.cat((angles.sin(), angles.cos()), dim=-1).to(self.dtype)

@@ -89,6 +89,8 @@ class Rope:
     by_layer_type: bool = False
     parameters: str = "rope_parameters(config)"
     """Code of the table's parameters, where there is one for all layers."""
+    wide: bool = False
+    """Angles stay float32 whatever the model's dtype."""
     target: str | None = None
     """The reference's own module, where only bridged blocks take tables."""
 
@@ -123,6 +125,8 @@ class Decoder:
     hub_prefixes: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of names -> what checkpoints have there."""
     embedding_class: str | None = None
+    embedding_rounds: bool = True
+    """Its factor is rounded to the rows' dtype first."""
     embedding_scale: str | None = None
     hidden_scale: str | None = None
     logit_scale: str | None = None

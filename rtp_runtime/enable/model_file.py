@@ -146,7 +146,8 @@ def _tables(d: Decoder, sizes: Sizes) -> list[str]:
     dim = d.rope.dim or sizes.name
     local = [] if dim.startswith("config.") else sizes.local
     if not d.rope.by_layer_type:
-        return [*local, *call(f"self.{d.rope.name} = RotaryEmbedding(", [dim, d.rope.parameters])]
+        wide = ["torch.float32"] if d.rope.wide else []
+        return [*local, *call(f"self.{d.rope.name} = RotaryEmbedding(", [dim, d.rope.parameters, *wide])]
     tables = f"{{kind: RotaryEmbedding({dim}, rope_parameters(config, kind)) for kind in kinds}}"
     return [
         *local,

@@ -61,6 +61,8 @@ class Attention(Block):
     """Attribute name and norm of what the output projection is given."""
     rotary: str | ByLayer | None = field(default=None, metadata=BY_LAYER)
     """`Rotary("half")`, or None where heads are not turned."""
+    wide_turn: bool = False
+    """Angles are float32, and what they turn is cast back."""
     inverse: bool = False
     """Heads are turned by the opposite angles."""
     table: str | ByLayer | None = field(default=None, metadata=BY_LAYER)
@@ -78,7 +80,8 @@ class Attention(Block):
     residual: bool = False
     """It adds its result to a residual that it is handed."""
     inner: str | None = None
-    """Name of the module inside that holds it all."""
+    """Name of the module inside that holds it all, in a module of the class `outer_class`."""
+    outer_class: str | None = None
     word: ClassVar[str] = "attention"
 
     @property
@@ -115,15 +118,34 @@ class Attention(Block):
         return any(isinstance(value, ByLayer) or "layer]" in (value or "") for value in (self.rotary, self.window))
 
     def make(self) -> str:
-        made = super().make()
-        return f'nn.ModuleDict({{"{self.inner}": {made}}})' if self.inner else made
-
-    def called(self, name: str) -> str:
-        return f'self.{name}["{self.inner}"]' if self.inner else f"self.{name}"
+        return (
+            super().make() if self.outer_class is None else super().make().replace(self.class_name, self.outer_class, 1)
+        )
 
     def source(self) -> list[str]:
         text = render("attention.py.jinja", a=self, by_layer=self.by_layer(), rotary=code_of(self.rotary))
-        return text.rstrip("\n").split("\n")
+        return [*text.rstrip("\n").split("\n"), *self._outer()]
+
+    def _outer(self) -> list[str]:
+        """The class around it, which hands everything on."""
+        if self.outer_class is None:
+            return []
+        layer = ", layer" if self.by_layer() else ""
+        types = {"position_embeddings": "tuple[Tensor, Tensor]", "batch": "ForwardBatch", "kv": "StateView"}
+        given = ", ".join(("hidden", *self.takes))
+        typed = ["self", "hidden: Tensor", *(f"{name}: {types[name]}" for name in self.takes)]
+        return [
+            "",
+            "",
+            f"class {self.outer_class}(nn.Module):",
+            f"    def __init__(self, config: Any{', layer: int' if layer else ''}) -> None:",
+            "        super().__init__()",
+            f"        self.{self.inner} = {self.class_name}(config{layer})",
+            "",
+            *(f"    {line}" for line in call("def forward(", typed, ") -> Tensor:", indent=4)),
+            f"        output: Tensor = self.{self.inner}({given})",
+            "        return output",
+        ]
 
     def norms(self) -> list[str]:
         """The lines that make the norms."""
@@ -216,7 +238,8 @@ class Attention(Block):
                 *(f"    {line}" for line in (*apart, f"q, k = {turned.format('q', 'k')}")),
             ]
         elif self.rotary:
-            lines += [*apart, f"q, k = {turned.format(q, k)}"]
+            turned = turned.format(q, k)
+            lines += [*apart, f"q, k = {f'(part.to(v.dtype) for part in {turned})' if self.wide_turn else turned}"]
         late = [(x, n.name) for x, n in (("q", self.q_norm), ("k", self.k_norm)) if n and n.after_rotary]
         if late:
             lines.append(f"{', '.join(x for x, _ in late)} = {', '.join(f'self.{n}({x})' for x, n in late)}")

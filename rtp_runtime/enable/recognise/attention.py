@@ -16,6 +16,7 @@ from rtp_runtime.enable.recognise.norm import recognise_norm
 from rtp_runtime.enable.recognise.output import recognise_output
 from rtp_runtime.enable.recognise.paths import Path, Tracer
 from rtp_runtime.enable.recognise.query_factor import query_factor
+from rtp_runtime.enable.recognise.rotary import stays_wide
 from rtp_runtime.enable.recognise.view import View
 from rtp_runtime.enable.recording import AttentionCall, Call
 from rtp_runtime.enable.sizes import Sizes
@@ -80,6 +81,7 @@ def recognise_attention(view: View, name: str) -> Attention:
         query_factor=None if q.factor is None or q.constant is not None else query_factor(view, inside, q.factor),
         query_scale=_query_scale(seen, q),
         inner=inside.removeprefix(f"{name}.") if inside != name else None,
+        outer_class=view.class_name(name) if inside != name else None,
         **recognise_output(view, name, inside, call, seen.calls),
     )
 
@@ -138,6 +140,7 @@ def _turned(seen: _Seen, k: Path, sizes: Sizes) -> dict[str, Any]:
     return {
         "rotary": f'Rotary("{k.turn.layout}")',
         "inverse": k.turn.inverse,
+        "wide_turn": table.code is not None and stays_wide(seen.view, table.module),
         "table": table.key,
         "partial": share,
     }

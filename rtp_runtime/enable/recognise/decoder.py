@@ -96,12 +96,11 @@ def _rope(view: View, layers: list[Layer]) -> Rope | None:
         raise UnrecognisedError(view.label(table.module), "layers use tables of other layer types.", "that rule")
     share = shares.pop()
     assert share is None or isinstance(share, str)
+    # A table that is held by position is no table of frequencies: ours has another form, and so another name.
+    name = leaf(table.module) if table.code is None else "rotary"
+    wide = any(block.wide_turn for _, block in used)
     return Rope(
-        type(view.module(table.module)).__name__,
-        leaf(table.module),
-        share,
-        by_type,
-        *([table.code] if table.code else []),
+        type(view.module(table.module)).__name__, name, share, by_type, table.code or "rope_parameters(config)", wide
     )
 
 

@@ -230,7 +230,10 @@ def _scales(view: View, base: str, embedding: Call, program: Program) -> dict[st
     found: dict[str, Any] = {}
     if inside["x"] != 1.0:
         code = view.express(inside["x"], keys, view.label(base), "the factor of its embeddings").code
+        held = [value for key, value in vars(embedding.module).items() if "scale" in key and isinstance(value, float)]
         found = {"embedding_scale": code, "embedding_class": type(embedding.module).__name__}
+        # A factor that is a number is not rounded; one that is a tensor has the model's dtype.
+        found["embedding_rounds"] = not held or any(True for _ in embedding.module.buffers())
     if len(set(outside)) > 1:
         raise UnrecognisedError(view.label(embedding.name), "its rows are taken with two factors.", "those steps")
     if outside and outside[0] != 1.0:

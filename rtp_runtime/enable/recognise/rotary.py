@@ -13,6 +13,7 @@ from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import same
 from rtp_runtime.enable.recognise.tables import Table, find_tables
 from rtp_runtime.enable.recognise.view import View
+from rtp_runtime.enable.recording import tensors
 from rtp_runtime.model import ModelConfig, rope_parameters
 
 
@@ -45,6 +46,17 @@ def check_tables(view: View, config: ModelConfig) -> None:
 def _parameters(config: Any, key: str) -> dict[str, Any]:
     values: dict[str, Any] = config.rope_parameters
     return values[key] if key else values
+
+
+@torch.no_grad()
+def stays_wide(view: View, name: str) -> bool:
+    """Whether the module of a table gives float32 angles to a narrower model."""
+    call = view.recording.calls_of(name)[0]
+    try:
+        found = call.module(call.inputs[0].bfloat16(), *call.inputs[1:])
+    except (TypeError, RuntimeError, ValueError):  # a module that wants its arguments otherwise
+        return False
+    return all(tensor.dtype == torch.float32 for tensor in tensors(found))
 
 
 @dataclass(frozen=True, eq=False)
