@@ -285,7 +285,11 @@ def _proven(case: _Case, files: Mapping[str, str], recognised: tuple[str, ...], 
         except CheckpointError as error:
             refusal = Refusal("tensors of the checkpoint", str(error), "weight descriptors for these tensors")
             return _refused(names, refusal, recognised=recognised)
-    proof = prove(case.reference, _resized(case.cls, config.hf), names, files)
+    try:
+        proof = prove(case.reference, _resized(case.cls, config.hf), names, files)
+    except (CheckpointError, UnsupportedModelError) as error:
+        reason = f"the plugin does not take a copy of the reference: {error}"
+        return _refused(names, Refusal(config.architecture, reason, "descriptors by hand"), recognised=recognised)
     if not proof.holds:
         refusal = Refusal(
             config.architecture,

@@ -55,10 +55,11 @@ def estimate(model: nn.Module, config: Any, states: StateDescriptors | None = No
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(sizes.values())
     idle = sum(math.ceil(size * (1 - _share(model, config, name))) for name, size in sizes.items())
-    looked_up = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Embedding))
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    tied = isinstance(head, nn.Linear) and not any(name.startswith("lm_head") for name in sizes)
-    multiplied = total - idle - looked_up + (head.weight.numel() if tied and head is not None else 0)
+    tables = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
+    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = find_head()
+    tied = head is not None and any(table is head.weight for table in tables)
+    multiplied = total - idle - sum(table.numel() for table in tables) + (head.weight.numel() if tied else 0)
     return Estimates(
         parameters=total,
         active_parameters=total - idle,

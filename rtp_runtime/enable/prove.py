@@ -114,7 +114,7 @@ def _resized_error(model: Any, loaded: LoadedModel) -> float:
 def _engine(loaded: LoadedModel, chunk: int) -> LLM:
     from rtp_runtime import LLM, EngineConfig
 
-    limits = {"max_num_batched_tokens": max(chunk, 4), "max_chunk_tokens": chunk}
+    limits: dict[str, Any] = {"max_num_batched_tokens": max(chunk, 4), "max_chunk_tokens": chunk}
     return LLM.from_loaded(loaded, EngineConfig(max_num_seqs=4, max_model_len=128, num_blocks=64, **limits))
 
 

@@ -61,7 +61,7 @@ def test_the_sparse_mixer_is_that_of_phimoe() -> None:
     want_weights, want_ids = sparsemixer(logits, jitter_eps=0.02, training=False)
     weights, ids = route(logits, None, k=2, score="sparsemixer", jitter=0.02)
     assert torch.equal(ids, want_ids) and torch.equal(weights, want_weights)
-    assert weights.unique().numel() > 10
+    assert len(set(weights.flatten().tolist())) > 10
 
 
 @torch.no_grad()
