@@ -31,6 +31,8 @@ REACHED, BLOCKED, FAILED, STALE, INCOMPLETE, NO_EVIDENCE = (
 )  # fmt: skip
 
 ANY_MODEL = "MODEL"
+SOUND = ("MATCH", "TIE-FLIP")
+"""Verdicts of a check, and of a stage, that are a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +188,12 @@ def shortfall(record: Record) -> list[str]:
         found.append(f"the model was cut (layers {settings.get('layers')}, experts {settings.get('experts')})")
     if settings.get("reference") is not None:
         found.append("the reference ran another checkpoint")
-    stages = numbers.get("stages")
-    for name in numbers.get("required") or ("all stages",):
+    stages, required = numbers.get("stages"), numbers.get("required")
+    for name in map(str, required) if isinstance(required, list) and required else ("all stages",):
         stage = stages.get(name) if isinstance(stages, dict) else None
-        if not isinstance(stage, dict) or stage.get("status") != "MATCH":
+        if not isinstance(stage, dict) or str(stage.get("status")) not in SOUND:
             found.append(f"the stage {name} did not match")
-    if numbers.get("verdict") not in ("MATCH", "TIE-FLIP"):
+    if str(numbers.get("verdict")) not in SOUND:
         found.append(f"its verdict is {numbers.get('verdict')}")
     return found
 

@@ -197,7 +197,11 @@ def read_record(text: str, file: str) -> Record:
     )
     said = table.string("digest")
     table.finish()
-    if said != record.digest:
+    try:
+        digest = record.digest
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{file}: it holds half a character, {error.object[error.start]!r}") from error
+    if said != digest:
         raise UsageError(
             f"{file}: its digest is not that of its content: it was edited after it was written; record anew"
         )

@@ -85,14 +85,15 @@ def _check_stage(stage: Mapping[str, Any], base: Mapping[str, Any], now: Record)
     if status in ("WRONG", "DRIFT"):
         return REGRESSION, [now.summary], True
     if status not in ("MATCH", "TIE-FLIP"):
-        missing = ", ".join(stage.get("not_judged") or ["the stage"])
+        missing = ", ".join(_texts(stage.get("not_judged")) or ["the stage"])
         return INCOMPLETE, [f"not judged: {missing}"], False
     if not base:
         return INCOMPLETE, ["the baseline has no such stage"], True
     why: list[str] = []
-    if stage.get("measures", 0) < base.get("measures", 0):
-        why.append(f"{stage.get('measures', 0)} quantities were compared, {base['measures']} in the baseline")
-    less = sorted(set(stage.get("not_judged", ())) - set(base.get("not_judged", ())))
+    measures, expected = stage.get("measures"), base.get("measures")
+    if not isinstance(measures, int) or not isinstance(expected, int) or measures < expected:
+        why.append(f"{measures} quantities were compared, {expected} in the baseline")
+    less = sorted(set(_texts(stage.get("not_judged"))) - set(_texts(base.get("not_judged"))))
     if less:
         why.append(f"not judged any more: {', '.join(less)}")
     return (INCOMPLETE if why else OK), why, True
@@ -185,6 +186,10 @@ def passed(record: Record, items: list[Item]) -> bool:
     """Whether a record may become a baseline: nothing in it is wrong, and every place was measured."""
     right = not any(item.status == REGRESSION and not item.changes for item in items)
     return right and all(item.measured for item in items) and (record.kind == "check" or record.result == PASS)
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

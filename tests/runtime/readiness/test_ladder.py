@@ -189,6 +189,22 @@ def test_never_green_without_fresh_whole_passes(given_records: list[Record]) -> 
             assert not all(one.result == "fail" for one in same if one.date == newest)
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+KNOWN = st.sampled_from(["verdict", "required", "stages", "points", "random", "layers", "reference"])
+
+
+@given(st.sampled_from(KINDS), st.dictionaries(KNOWN, JSON), st.dictionaries(KNOWN, JSON))
+@settings(max_examples=100, deadline=None)
+def test_numbers_of_any_shape_never_stop_it(kind: str, numbers: dict[str, Any], conditions: dict[str, Any]) -> None:
+    found = ladder(record(kind, numbers=numbers, settings=conditions))
+    assert len(found.rungs) == 6
+    assert not (kind in ("check", "bench") and found.has(STATE_OF[kind]))
+
+
 @given(st.lists(records(), max_size=10), st.sampled_from([kind for kind in KINDS if kind != "bench"]))
 @settings(max_examples=100, deadline=None)
 def test_a_fresh_failure_takes_the_state_away(given_records: list[Record], kind: str) -> None:

@@ -99,6 +99,7 @@ def test_copies_that_contradict_each_other_count_for_nothing(tmp_path: Path) -> 
         (edited(record(), "2026-01-01T", "2126-01-01T"), "edited"),
         (record().to_text().replace('"conditions": {', '"conditions": {\n "mood": "good",'), "mood"),
         (edited(record(), '"settings": {', '"settings": 3, "x": {'), "give a table"),
+        (edited(record(), '"summary": "check pass"', '"summary": "\\ud800"'), "half a character"),
     ],
 )
 def test_a_damaged_file_is_named_and_stops_nothing(text: str, why: str, tmp_path: Path) -> None:
