@@ -74,6 +74,8 @@ EXPECTED: Mapping[str, str] = {
     "silu_gate": "activation",
     "gate_first": "norm-gate-place",
     "entries_late": "entries-shifted",
+    "narrow_state": "precision",
+    "forgotten_inputs": "state-across-chunks",
     "shifted_bias": "shifted",
     "position_bias": "tensor-scaled",
     "no_sinks": "sinks-left-out",

@@ -8,5 +8,6 @@ from check_faults.catalogue import FAULTS
 from check_faults.causes import EXPECTED
 from check_faults.narrow import NARROW
 from check_faults.newer import NEWER
+from check_faults.unknown import UNKNOWN
 
-ALL = tuple(replace(fault, cause=EXPECTED.get(fault.name, "")) for fault in (*FAULTS, *NEWER, *NARROW))
+ALL = tuple(replace(fault, cause=EXPECTED.get(fault.name, "")) for fault in (*FAULTS, *NEWER, *NARROW, *UNKNOWN))

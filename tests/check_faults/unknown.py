@@ -68,7 +68,7 @@ class Tilted(Qwen3ForCausalLM):
 qwen3 = partial(Fault, base="qwen3", stage="probes", row="a mistake of no known kind")
 
 UNKNOWN = (
-    qwen3("ripples", at="2.mlp", effect=0.1, model="unknown:Ripples"),
-    qwen3("memory", at="1.mlp", effect=0.01, model="unknown:Memory"),
-    qwen3("tilted", at="0.self_attn", effect=0.01, model="unknown:Tilted"),
+    qwen3("ripples", at="2.mlp", effect=0.0143, model="unknown:Ripples"),
+    qwen3("memory", at="1.mlp", effect=0.0496, model="unknown:Memory"),
+    qwen3("tilted", at="0.self_attn", effect=0.0138, model="unknown:Tilted"),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from check_faults.catalogue import Fault
 from check_faults.everything import ALL
 from check_faults.scoring import LENGTHS, Score, judge, placed, stages_for
 from check_faults.unknown import UNKNOWN
@@ -21,9 +22,8 @@ from rtp_runtime.check.probe_table import ProbeKey
 from rtp_runtime.check.reference import Reference
 
 NAMED = (
-    "qkv_order", "interleaved_rotary", "mixed_value_heads", "tiled_heads", "norm_plus_one", "key_norm_eps",
-    "activation", "embedding_scale", "not_renormalised", "expert_order", "zeroed_bias", "theta", "never_written",
-    "tie_flag",
+    "qkv_order", "interleaved_rotary", "tiled_heads", "norm_plus_one", "key_norm_eps", "activation", "embedding_scale",
+    "not_renormalised", "zeroed_bias", "theta", "tie_flag",
 )  # fmt: skip
 """A part of the seeded faults, one of each kind of mistake, that runs in a few seconds."""
 KEY = ProbeKey("layer.module")
@@ -34,7 +34,7 @@ def explained(
     checkpoint: Callable[[str], Path], reference: Callable[[str], Reference], tmp_path: Path
 ) -> Callable[[str], tuple[Score, CheckReport]]:
     """The score and the report of a seeded fault."""
-    faults = {fault.name: fault for fault in (*ALL, *UNKNOWN)}
+    faults = {fault.name: fault for fault in ALL}
 
     def run(name: str) -> tuple[Score, CheckReport]:
         fault = faults[name]
@@ -53,11 +53,11 @@ def test_cause_is_named(name: str, explained: Callable[[str], tuple[Score, Check
     assert report.cause.words and report.cause.fix
 
 
-@pytest.mark.parametrize("fault", UNKNOWN, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", UNKNOWN[:2], ids=lambda fault: fault.name)
 def test_what_no_mistake_explains_is_not_named(
-    fault: object, explained: Callable[[str], tuple[Score, CheckReport]]
+    fault: Fault, explained: Callable[[str], tuple[Score, CheckReport]]
 ) -> None:
-    score, report = explained(fault.name)  # type: ignore[attr-defined]
+    score, report = explained(fault.name)
     assert score.flagged and score.placed
     assert report.cause is not None and report.cause.status in ("unknown", "closest")
     assert report.cause.words
