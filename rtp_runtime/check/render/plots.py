@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
@@ -80,16 +81,18 @@ def _x_axis(last: int, x_of: object) -> list[str]:
 
 
 def _marks(marks: Sequence[Mark], x_of: object) -> list[str]:
-    """A dotted line for each mark; words once for marks that are called alike, and none over others."""
+    """A dotted line for each mark; words once for marks that are called alike, rare ones first, none over others."""
     assert callable(x_of)
-    parts, named, free = [], set[str](), 0.0
-    for mark in sorted(marks, key=lambda mark: mark.position):
+    parts, named, taken = [], set[str](), list[tuple[float, float]]()
+    often = Counter(mark.words for mark in marks)
+    for mark in sorted(marks, key=lambda mark: (often[mark.words], mark.position)):
         x = x_of(mark.position)
         parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{HEIGHT - BOTTOM}"/>')
-        length = 5.6 * len(mark.words)
+        length = 5.2 * len(mark.words)
         start = min(x + 3, WIDTH - RIGHT - length)
-        if mark.words not in named and start >= free:
+        free = all(start + length + 6 < left or start > right + 6 for left, right in taken)
+        if mark.words not in named and free:
             parts.append(f'<text class="tick" x="{start:.1f}" y="{TOP - 8}">{escape(mark.words)}</text>')
             named.add(mark.words)
-            free = start + length + 8
+            taken.append((start, start + length))
     return parts
