@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from rtp_runtime import LLM
 from rtp_runtime.cli import main
@@ -140,6 +142,23 @@ def test_scaffold_computes_what_transformers_does(
     with LLM(it.checkpoint, plugins=[f"rtp_plugin_{model_type}"], num_blocks=16, max_num_seqs=2) as llm:
         error = float((llm.logits(ids) - wanted).abs().max() / wanted.std())
     assert error <= max(TOLERANCE, 3 * noise(it.reference, ids))
+
+
+def test_experts_load_apart_and_fused(
+    made: Callable[[str], Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixtral's hub has a tensor for each expert, under other names; transformers holds them in one."""
+    it = made("mixtral")
+    monkeypatch.syspath_prepend(it.plugin / "src")
+    shutil.copy(it.checkpoint / "config.json", tmp_path)
+    tensors = {name: tensor.clone() for name, tensor in it.reference.state_dict().items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ids = list(range(3, 40))
+    logits = []
+    for checkpoint in (it.checkpoint, tmp_path):
+        with LLM(checkpoint, plugins=["rtp_plugin_mixtral"], num_blocks=16, max_num_seqs=2) as llm:
+            logits.append(llm.logits(ids))
+    assert torch.equal(*logits)
 
 
 CHECKED = ("llama", "mistral", "olmo3", "gemma3_text", "phi3", "cohere", "exaone4", "gpt_oss", "dots1")
