@@ -84,8 +84,8 @@ def _options(args: argparse.Namespace) -> CheckOptions:
     if unknown:
         raise UsageError(f"--skip {unknown[0]!r} is no stage: the stages are {', '.join(STAGES)}")
     return CheckOptions(
-        model=_place(args.model),
-        reference=_place(args.reference) if args.reference else None,
+        model=_place(args.model, args.random),
+        reference=_place(args.reference, args.random) if args.reference else None,
         dtype=args.dtype,
         stages=_names(args.stages) if args.stages else tuple(name for name in STAGES if name not in skipped),
         prompts=tuple(args.prompt),
@@ -97,12 +97,14 @@ def _options(args: argparse.Namespace) -> CheckOptions:
     )
 
 
-def _place(model: str) -> Path:
-    """A directory, which a hub id is downloaded to, or the file of a bare config."""
-    from rtp_runtime.model import resolve_checkpoint
+def _place(model: str, random: bool) -> Path:
+    """A directory, which a hub id is downloaded to, or the file of a bare config; for random weights without weights."""
+    from rtp_runtime.model.checkpoint import PATTERNS, resolve_checkpoint
 
     path = Path(model).expanduser()
-    return path if path.is_file() and path.suffix == ".json" else resolve_checkpoint(model)
+    if path.is_file() and path.suffix == ".json":
+        return path
+    return resolve_checkpoint(model, [pattern for pattern in PATTERNS if not random or pattern != "*.safetensors"])
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -166,12 +166,8 @@ class TestRealWeights:
         assert tables
         assert all(int(table.max()) < 4 for table in tables)
 
-    @pytest.mark.parametrize(
-        ("name", "layers", "experts"), [("qwen3_moe", "kinds", 4), ("deepseek_v4", "0,3", 4), ("qwen2", "1-2", None)]
-    )
-    def test_a_cut_checkpoint_matches(
-        self, checkpoint: Checkpoint, name: str, layers: str, experts: int | None
-    ) -> None:
+    @pytest.mark.parametrize(("name", "layers", "experts"), [("qwen3_moe", "kinds", 4), ("deepseek_v4", "0,3", 4)])
+    def test_a_cut_checkpoint_matches(self, checkpoint: Checkpoint, name: str, layers: str, experts: int) -> None:
         report = run_check(CheckOptions(model=checkpoint(name), layers=layers, experts=experts, **SHORT))
         assert_matches(report)
         assert report.conditions["cut"]["weights"] == "the checkpoint's"
@@ -190,7 +186,7 @@ class TestRealWeights:
 
 
 class TestRandom:
-    @pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next", "glm5_next", "minimax"])
+    @pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next", "glm4", "minimax"])
     def test_a_bare_config_is_enough(self, checkpoint: Checkpoint, name: str, tmp_path: Path) -> None:
         bare = tmp_path / "config.json"
         bare.write_text((checkpoint(name) / "config.json").read_text())
