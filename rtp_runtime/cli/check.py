@@ -98,7 +98,7 @@ def _options(args: argparse.Namespace) -> CheckOptions:
 
 
 def _place(model: str, random: bool) -> Path:
-    """A directory, which a hub id is downloaded to, or the file of a bare config; for random weights without weights."""
+    """A directory, which a hub id is downloaded to (for random weights, all but weights), or the file of a config."""
     from rtp_runtime.model.checkpoint import PATTERNS, resolve_checkpoint
 
     path = Path(model).expanduser()
