@@ -299,7 +299,8 @@ class Reference:
                 raise
             output = self.model(**more, **self._new_cache())
         if feeding.parts:
-            self._cache = getattr(output, self._cache_argument, None) or more.get(self._cache_argument)
+            found = getattr(output, self._cache_argument, None)
+            self._cache = more.get(self._cache_argument) if found is None else found
             if self._cache is None:
                 output = self._with_kept_cache(more)
         else:
