@@ -135,6 +135,7 @@ def _heads(scene: Scene, name: str) -> Iterator[Hypothesis]:
         ("heads-order", "has the heads of v shifted by one", lambda q, k, v: (q, k, v.roll(1, 1))),
         ("heads-order", "has the heads of k and v in reverse order", lambda q, k, v: (q, k.flip(1), v.flip(1))),
         ("keys-for-values", "takes k for v", lambda q, k, v: (q, k, k)),
+        ("keys-for-values", "has k and v exchanged", lambda q, k, v: (q, v, k)),
     ]  # fmt: skip
     if 1 < kv_heads < heads:
         group = heads // kv_heads

@@ -99,6 +99,10 @@ class Operations:
             yield self._hypothesis(
                 f"{what}-twice", words, f"apply it once in {self._scene.wheres()}", site, do.twice, 1.2
             )
+        if isinstance(one, Tensor) and id(one) in self._own:
+            words = f"ours applies `{left}` twice; the reference has `{site.text}`"
+            fix = f"apply it once in {self._scene.wheres()}"
+            yield self._hypothesis(f"{what}-twice", words, fix, site, do.first_twice, 1.2)
         if site.name in ("sub", "sub_", "add", "add_") and isinstance(other, Tensor):
             words = f"ours has the other sign of `{right}` in `{site.text}`"
             yield self._hypothesis("sign", words, f"turn the sign in {self._scene.wheres()}", site, do.other_sign, 1.3)

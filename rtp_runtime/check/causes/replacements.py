@@ -29,6 +29,10 @@ def twice(function: Call, args: Any, kwargs: Any) -> Any:
     return function(function(*args, **kwargs), *args[1:], **kwargs)
 
 
+def first_twice(function: Call, args: Any, kwargs: Any) -> Any:
+    return function(args[0], function(*args, **kwargs), **kwargs)
+
+
 def other_sign(function: Call, args: Any, kwargs: Any) -> Any:
     return function(args[0], -args[1], *args[2:], **kwargs)
 

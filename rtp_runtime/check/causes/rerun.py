@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rtp_runtime.check.capture import Capture, ModuleRecorder
 from rtp_runtime.check.causes import patching
@@ -52,7 +53,7 @@ class Rerun:
         recorder = ModuleRecorder(here, dict(reference.layers), len(self.ids))
         capture = stack.enter_context(recorder.attached())
         with torch.inference_mode():
-            reference.logits(self.ids)
+            _put_logits(capture, reference.logits(self.ids))
         return capture
 
     def _is_here(self, name: str, reference: Reference) -> bool:
@@ -80,7 +81,7 @@ class Rerun:
             stack.enter_context(self._stopping(reference))
             stack.enter_context(torch.inference_mode())
             with suppress(_DoneError):
-                reference.logits(self.ids)
+                _put_logits(capture, reference.logits(self.ids))
         return capture
 
     @contextmanager
@@ -105,6 +106,14 @@ class Rerun:
             yield
         finally:
             handle.remove()
+
+
+def _put_logits(capture: Capture, logits: Tensor) -> None:
+    """The model's logits in the place of its head's output, which a scale or a cap may follow."""
+    last = next((name for name in reversed(capture.order) if name in capture.calls), "")
+    call = capture.calls.get(last)
+    if call is not None and call.outputs and call.outputs[0].shape == logits.shape:
+        capture.calls[last] = replace(call, outputs=(logits, *call.outputs[1:]))
 
 
 def _giving(output: Any) -> Callable[..., Any]:

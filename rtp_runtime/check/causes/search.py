@@ -23,7 +23,7 @@ from rtp_runtime.check.causes.places import place_mistakes
 from rtp_runtime.check.causes.rotary import rotary_mistakes, rotary_numbers
 from rtp_runtime.check.causes.routers import router_mistakes, router_numbers
 from rtp_runtime.check.causes.scene import Scene
-from rtp_runtime.check.causes.sums import sum_mistakes
+from rtp_runtime.check.causes.sums import logit_mistakes, sum_mistakes
 
 SECONDS_OF_SMALL, SECONDS_OF_LARGE = 8.0, 45.0
 """A search ends after so much time of the processor."""
@@ -93,6 +93,7 @@ class Search:
         yield lambda: activation_mistakes(scene)
         yield lambda: router_mistakes(scene)
         yield lambda: sum_mistakes(scene, 1)
+        yield lambda: logit_mistakes(scene)
         yield lambda: parameter_mistakes(scene)
         operations.listen()
         yield lambda: itertools.chain(attribute_mistakes(scene), operations.plain())

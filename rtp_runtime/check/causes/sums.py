@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rtp_runtime.check.causes import patching
 from rtp_runtime.check.causes.evidence import Pairs
-from rtp_runtime.check.causes.hypothesis import Hypothesis
+from rtp_runtime.check.causes.hypothesis import Fit, Hypothesis
 from rtp_runtime.check.causes.judge import FLOOR, SHARE
 from rtp_runtime.check.causes.scene import Scene
 from rtp_runtime.check.names import parent_of
@@ -94,12 +96,48 @@ def _hypothesis(scene: Scene, factors: dict[str, float], parts: dict[str, Tensor
             kind="embedding-scale", words=words, fix=f"the scale of the embedding in {scene.wheres()}",
             mistake=lambda: patching.given(module, change), cost=1.0,
         )  # fmt: skip
-    if own and scene.layer is None and scene.key.module == list(scene.base.calls)[-1]:
+    if own and _is_head(scene):
         kind = "logit-scale"
+    if own and isinstance(module, nn.Embedding):
+        kind = "embedding-scale"
     return Hypothesis(
         kind=kind, words=words, fix=f"the factors in the sum that {scene.wheres()} returns",
         mistake=lambda: patching.output(module, lambda given, args: patching.first_tensor(given, change)), cost=1.0,
     )  # fmt: skip
+
+
+def _is_head(scene: Scene) -> bool:
+    return scene.layer is None and scene.key.module == list(scene.base.calls)[-1]
+
+
+def logit_mistakes(scene: Scene) -> Iterator[Hypothesis | Fit]:
+    """A scale or cap of the logits that ours leaves out, and a cap that the reference does not have."""
+    if not _is_head(scene):
+        return
+    config = scene.reference.config.get_text_config()
+    for key in [key for key, value in vars(config).items() if "logit" in key and isinstance(value, (int, float))]:
+        value = getattr(config, key)
+        if not isinstance(value, bool) and value not in (0, 1):
+            for other in (None, 1.0):
+                yield Hypothesis(
+                    kind="logit-scale",
+                    words=f"ours leaves out {key} ({value:g}) of the logits",
+                    fix=f"apply {key} in logits() of {scene.wheres()}",
+                    mistake=partial(patching.attribute, config, key, other),
+                )
+    yield Fit(
+        kind="logit-softcap",
+        words="ours caps the logits at {}; the reference not",
+        fix=f"no soft cap in logits() of {scene.wheres()}",
+        mistake=partial(_capped, scene.reference.modules[scene.key.module]),
+        right=1e6,
+        tries=(30.0, 50.0, 15.0, 20.0),
+        log=True,
+    )
+
+
+def _capped(module: nn.Module, cap: float) -> AbstractContextManager[None]:
+    return patching.output(module, lambda given, args: cap * torch.tanh(given / cap))
 
 
 def _words(name: str, value: float, module: str, key: ProbeKey) -> str:
