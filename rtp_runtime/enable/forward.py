@@ -37,6 +37,7 @@ class _Writer:
         self._factors = factors
         self._states = states
         self._sums = [dict(step.inputs) for step in kind.steps] + [dict(kind.output)]
+        self._residuals = [step.residual for step in kind.steps]
         self._shorten()
         self._body: list[str] = []
         self._code = {"hidden": "hidden"}
@@ -45,19 +46,20 @@ class _Writer:
         """Replace in each sum the latest earlier sum that it contains: what was the residual stream by then."""
         stream = {"hidden": 1.0}
         for place, terms in enumerate(self._sums):
-            whole = dict(terms)
-            if len(stream) > 1 and all(terms.get(name) == factor for name, factor in stream.items()):
-                self._sums[place] = {"hidden": 1.0} | {n: f for n, f in terms.items() if n not in stream}
-            if len(whole) > 1:
-                stream = whole
+            self._sums[place] = _shortened(terms, stream)
+            stream = terms if len(terms) > 1 else stream
+            residual = self._residuals[place] if place < len(self._residuals) else None
+            if residual is not None:
+                self._residuals[place] = _shortened(residual, stream)
 
     def lines(self) -> list[str]:
         for place, step in enumerate(self._kind.steps):
             given = self._given(self._sums[place])
             if self._wide and given == "hidden":
                 given = f"hidden.to(self.{step.name}.weight.dtype)"
-            if step.residual is not None:
-                given = f"{given}, {self._sum(step.residual)}"
+            residual = self._residuals[place]
+            if residual is not None:
+                given = f"{given}, {self._sum(residual)}"
             arguments = [given, *map(self._argument, self._takes(step.name))]
             code = f"{self._kind.choices(step.name)[0].called(step.name)}({', '.join(arguments)})"
             self._code[step.name] = self._named(step.name, code) if self._keep(step.name, place) else code
@@ -84,7 +86,7 @@ class _Writer:
 
     def _keep(self, name: str, place: int) -> bool:
         """A value with several uses, and a stateful block's that is changed before it is added, are given a name."""
-        later = [step.residual for step in self._kind.steps[place + 1 :] if step.residual is not None]
+        later = [residual for residual in self._residuals[place + 1 :] if residual is not None]
         uses = [terms for terms in (*self._sums[place + 1 :], *later) if name in terms]
         changed = len(uses[0]) == 1 or uses[0][name] != 1.0
         return len(uses) > 1 or name in self._named_anyway or (bool(self._takes(name)) and changed)
@@ -95,6 +97,13 @@ class _Writer:
             variable = name
         self._body.append(f"{variable} = {code}")
         return variable
+
+
+def _shortened(terms: Mapping[str, float], stream: Mapping[str, float]) -> dict[str, float]:
+    """A sum with the residual stream in place of the terms that it stands for."""
+    if len(stream) < 2 or any(terms.get(name) != factor for name, factor in stream.items()):
+        return dict(terms)
+    return {"hidden": 1.0} | {name: factor for name, factor in terms.items() if name not in stream}
 
 
 def before_lines(d: Decoder) -> list[str]:

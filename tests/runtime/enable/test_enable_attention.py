@@ -32,6 +32,13 @@ PLAIN: dict[str, Any] = {
 }
 OPT = {"ffn_dim": 80, "word_embed_proj_dim": 40, "do_layer_norm_before": False}
 LOCAL = {"num_layers": 2, "num_heads": 6, "window_size": 8, "attention_types": [[["global", "local"], 1]]}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.1,
+}
 GROUPED = {"new_decoder_architecture": True, "num_kv_heads": 3}
 
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,7 +49,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("FalconForCausalLM", PLAIN | GROUPED),  # groups of heads with their k and v; two parallel norms
     "opt": ("OPTForCausalLM", PLAIN | OPT),  # projections around, norms behind, no final norm, positions from 2 on
     "apertus": ("ApertusForCausalLM", PLAIN),  # an activation with parameters
-    "ministral3": ("Ministral3ForCausalLM", PLAIN | {"head_dim": 16}),  # queries grow with their position
+    "ministral3": ("Ministral3ForCausalLM", PLAIN | {"head_dim": 16, "rope_parameters": YARN}),  # queries that grow
 }
 
 
