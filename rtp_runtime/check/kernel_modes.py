@@ -6,11 +6,12 @@ All that is registered for this device and dtype is forced in turn, each time fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rtp_runtime.check.kernels import PLAIN, Kernels
 from rtp_runtime.check.mode_run import Mode, leave_mode_out, probe_mode, run_mode
 from rtp_runtime.check.ours import OurModel, Schedule, load_ours
-from rtp_runtime.check.report import StageResult
+from rtp_runtime.check.report import ModeCell, StageResult
 from rtp_runtime.check.session import Session
 from rtp_runtime.errors import RtpError
 
@@ -45,10 +46,34 @@ def run_kernel_modes(session: Session, stage: StageResult, localise: bool) -> No
             continue
         taken[name] = now
         mode = Mode(name, _SCHEDULE, 1 / 16, None if name == PLAINLY else _SHORT, _NUM_TOKENS)
-        if run_mode(session, stage, mode, model) and localise:
-            stage.findings = [*probe_mode(session, mode, model), *stage.findings]
-            localise = False
+        localise = _run(session, stage, mode, model, localise)
     session.kernels = {name: summary(now) for name, now in taken.items()}
+
+
+def _run(session: Session, stage: StageResult, mode: Mode, model: OurModel, localise: bool) -> bool:
+    """Run one set; whether the next wrong one is still to be located.
+
+    Of places with equal scores another kernel may select others, and what follows differs by right. Such a run is
+    judged by its modules, of which the probes know ties.
+    """
+    before = len(stage.findings)
+    if not run_mode(session, stage, mode, model):
+        return localise
+    found = probe_mode(session, mode, model) if localise or session.selections else []
+    if session.selections and not found:
+        del stage.findings[before:]
+        stage.cells = [_tied(cell) if cell.mode == mode.name else cell for cell in stage.cells]
+        stage.num_ties += 1
+        stage.notes.append(f"TIE-FLIP: {mode.name}: other places of equal scores; every module agrees")
+        return localise
+    if localise:
+        stage.findings = [*found, *stage.findings]
+    return False
+
+
+def _tied(cell: ModeCell) -> ModeCell:
+    """A prompt whose logits differ although every module agrees."""
+    return cell if cell.result != "wrong" else replace(cell, result="tie", why="other places of equal scores")
 
 
 def chosen(model: OurModel) -> Chosen:

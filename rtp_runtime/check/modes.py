@@ -9,7 +9,7 @@ from rtp_runtime.check.mode_run import Mode, leave_mode_out, probe_mode, run_mod
 from rtp_runtime.check.ours import Schedule
 from rtp_runtime.check.report import StageResult
 from rtp_runtime.check.reuse_modes import run_again, run_restored
-from rtp_runtime.check.sampled_mode import run_sampled
+from rtp_runtime.check.sampled_mode import SCHEDULES, run_sampled
 from rtp_runtime.check.session import Session
 
 COMPANY = {"max_num_batched_tokens": 45, "max_chunk_tokens": 32}
@@ -45,7 +45,14 @@ def run_modes(session: Session, localise: bool = True) -> StageResult:
     run_kernel_modes(session, stage, localise)
     for mode_name, why in NONE_YET.items():
         leave_mode_out(stage, mode_name, why)
-    summarise_logits(stage)
-    names = {cell.mode for cell in stage.cells if cell.result != "not run"}
-    stage.summary = f"{len(names)} execution modes; {stage.summary}"
+    _summarise(stage)
     return stage
+
+
+def _summarise(stage: StageResult) -> None:
+    """How many modes ran, and the largest difference of logits; what draws are off by is another quantity."""
+    logits = [measure for measure in stage.measures if measure.column not in SCHEDULES]
+    numbers = summarise_logits(StageResult("modes", measures=logits, findings=stage.findings))
+    names = {cell.mode for cell in stage.cells if cell.result != "not run"}
+    stage.numbers, stage.summary = numbers.numbers, f"{len(names)} execution modes; {numbers.summary}"
+    stage.not_judged += numbers.not_judged
