@@ -171,7 +171,9 @@ class Reference:
 
     @property
     def max_positions(self) -> int:
-        return int(getattr(self.config.get_text_config(), "max_position_embeddings", None) or 4096)
+        config = self.config.get_text_config()
+        known = (getattr(config, key, None) for key in ("max_position_embeddings", "max_seq_len"))
+        return int(next((value for value in known if value), 4096))
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], feeding: Feeding = WHOLE) -> Tensor:

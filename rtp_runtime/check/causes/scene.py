@@ -204,7 +204,7 @@ def ensure_cases(session: Session) -> None:
         return
     configs = (session.reference.config, session.model.loaded.config.hf)
     texts = [config.get_text_config() for config in configs]
-    room = min(int(getattr(text, "max_position_embeddings", None) or 4096) for text in texts)
+    room = min(int(getattr(text, "max_position_embeddings", None) or session.reference.max_positions) for text in texts)
     for number, _ in enumerate(make_cases(session, None, min(int(text.vocab_size) for text in texts), room)):
         if number:
             return
