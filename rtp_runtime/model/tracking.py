@@ -125,6 +125,11 @@ class ConfigView:
     def to_dict(self) -> dict[str, Any]:
         return dict(self._values)
 
+    def get_text_config(self) -> ConfigView:
+        """The language model's part, as transformers' configs give it."""
+        text = self._values.get("text_config")
+        return ConfigView(text) if isinstance(text, Mapping) else self
+
 
 class TrackedConfig:
     """A nested config (`config.text_config`) whose reads are remembered."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from rtp_runtime.errors import NotJudgedError
 from rtp_runtime.model.config import ModelConfig
+from rtp_runtime.model.tracking import ConfigView
 
 KeyPath = tuple[str, ...]
 """Keys from the text part of the config inwards."""
@@ -25,7 +26,7 @@ def transformers_config(raw: Mapping[str, Any]) -> Any:
     import transformers
 
     config = ModelConfig(raw)
-    if hasattr(config.hf, "get_text_config"):
+    if not isinstance(config.hf, ConfigView):
         return config.hf
     known = getattr(getattr(transformers, config.architecture, None), "config_class", None)
     if known is None:
