@@ -17,6 +17,12 @@ def told(session: Session, finding: Finding) -> Cause | None:
         return _audit(session, finding)
     if finding.stage == "text":
         return Cause(status="unknown", words=f"{finding.module}: {finding.detail or finding.what}")
+    if finding.stage == "serving":
+        return Cause(
+            status="unknown",
+            words=f"{finding.module} rounds more than the reference in the serving dtype; only float32 is searched",
+            fix="what the reference keeps or sums in float32 there: norms, softmax, router, states, accumulation",
+        )
     if finding.stage == "pinned":
         return _dtype(finding)
     return _not_finite(session, finding)
