@@ -70,6 +70,9 @@ def assign(target: str, cases: Cases, *, indent: int) -> list[str]:
     flat = " ".join(pieces)
     if "\n" not in flat and indent + len(f"{target} = {flat}") <= WIDTH:
         return [f"{target} = {flat}"]
+    head, bracket, rest = flat.partition("(")
+    if len(cases) == 1 and "\n" not in flat and head.isidentifier() and rest.endswith(")"):
+        return call(f"{target} = {head}{bracket}", [rest.removesuffix(")")], indent=indent)
     if "\n" not in flat and indent + len(INDENT + flat) <= WIDTH:
         return [f"{target} = (", INDENT + flat, ")"]
     return [f"{target} = (", *(INDENT + line for piece in pieces for line in piece.split("\n")), ")"]

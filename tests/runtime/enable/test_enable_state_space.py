@@ -35,6 +35,8 @@ MAMBA = {"state_size": 4, "time_step_rank": 3}
 SPACE = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_chunk_size": 16}
 HEADS = {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 6, "chunk_size": 16}
 SCALES = {"ssm_multipliers": [0.5, 0.7, 0.9, 1.1, 1.3], "ssm_in_multiplier": 0.8, "ssm_out_multiplier": 0.6}
+WIDE = {"hidden_size": 128, "lru_width": 128, "num_attention_heads": 8}  # the root of 64 hides how it is rounded
+GRIFFIN = {"attention_window_size": 8, "num_hidden_layers": 3} | WIDE
 NORMED = {"mamba_d_ssm": 64, "mamba_rms_norm": True}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,6 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bamba": ("Bamba", ATTENTION | SPACE | {"num_hidden_layers": 3, "attn_layer_indices": [1]}),
     "falcon_h1": ("FalconH1", ATTENTION | SPACE | NORMED | SCALES),
+    "recurrent_gemma": ("RecurrentGemma", ATTENTION | GRIFFIN),
     "lfm2": ("Lfm2", ATTENTION | {"layer_types": ["conv", "full_attention"], "conv_bias": True}),
 }
 LENGTHS = (1, 5, 60)
