@@ -76,6 +76,7 @@ EXPECTED: Mapping[str, str] = {
     "entries_late": "entries-shifted",
     "narrow_state": "precision",
     "forgotten_inputs": "state-across-chunks",
+    "dtype_state": "precision",
     "shifted_bias": "shifted",
     "position_bias": "tensor-scaled",
     "no_sinks": "sinks-left-out",

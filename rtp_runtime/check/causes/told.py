@@ -18,6 +18,13 @@ def told(session: Session, finding: Finding) -> Cause | None:
     if finding.stage == "text":
         return Cause(status="unknown", words=f"{finding.module}: {finding.detail or finding.what}")
     if finding.stage == "serving":
+        if "kept from step to step" in finding.what:
+            return Cause(
+                status="named",
+                kind="precision",
+                words=f"{finding.module} keeps {finding.what.split(',')[0]} in a lower precision: {finding.detail}",
+                fix="the dtype in the state descriptor",
+            )
         return Cause(
             status="unknown",
             words=f"{finding.module} rounds more than the reference in the serving dtype; only float32 is searched",
