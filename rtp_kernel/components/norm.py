@@ -59,14 +59,27 @@ class RMSNorm(Component):
 
 
 class LayerNorm(Component):
-    """x [..., dim] -> [..., dim]; `weight` [dim] or None, `bias` [dim] or None. Multiplied by `offset` + w."""
+    """x [..., dim] -> [..., dim]; `weight` [dim] or None, `bias` [dim] or None. Multiplied by `offset` + w.
 
-    def __init__(self, dim: int, eps: float, bias: bool = True, weight: bool = True, offset: float = 0.0) -> None:
+    With `heads`, x is [..., heads, dim] and each head has parameters of its own, [heads, dim], applied in float32.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        bias: bool = True,
+        weight: bool = True,
+        offset: float = 0.0,
+        heads: int | None = None,
+    ) -> None:
         super().__init__()
         self.dim = dim
         self.eps = eps
-        self.weight = parameter(dim) if weight else None
-        self.bias = parameter(dim) if bias else None
+        shape = (dim,) if heads is None else (heads, dim)
+        self.weight = parameter(*shape) if weight else None
+        self.bias = parameter(*shape) if bias else None
+        self.heads = heads
         self.offset = offset
         self._op: OpFunction = layer_norm
 
@@ -75,5 +88,9 @@ class LayerNorm(Component):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight + self.offset if self.weight is not None and self.offset else self.weight
-        out: Tensor = self._op(x, weight, self.bias, self.eps)
-        return out
+        if self.heads is None:
+            out: Tensor = self._op(x, weight, self.bias, self.eps)
+            return out
+        normed: Tensor = self._op(x.float(), None, None, self.eps)
+        normed = normed if weight is None else normed * weight.float()
+        return (normed if self.bias is None else normed + self.bias.float()).to(x.dtype)

@@ -152,7 +152,8 @@ class Attention(Block):
         lines: dict[str, None] = {}
         for head, size in ((self.q_norm, "q_size"), (self.k_norm, "kv_size"), (self.v_norm, "kv_size")):
             if head is not None:
-                lines[f"self.{head.name} = {head.norm.over(size if head.flat else 'self.head_dim')}"] = None
+                heads = self.sizes.heads if size == "q_size" else self.sizes.kv_heads
+                lines[f"self.{head.name} = {head.norm.over(size if head.flat else 'self.head_dim', heads)}"] = None
         if self.out_norm is not None:
             lines[f"self.{self.out_norm[0]} = {self.out_norm[1].over('q_size')}"] = None
         return list(lines)

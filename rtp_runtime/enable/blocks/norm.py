@@ -21,6 +21,8 @@ class Norm(Block):
     """Multiplies by 1 + w."""
     bias: bool = False
     weight: bool = True
+    per_head: bool = False
+    """Each head has parameters of its own."""
     width: str = "config.hidden_size"
     wide: bool = False
     """Multiplies by w before the cast back from float32."""
@@ -30,12 +32,13 @@ class Norm(Block):
     def make(self) -> str:
         return self.over(self.width)
 
-    def over(self, dim: str) -> str:
-        """The constructor for another width."""
+    def over(self, dim: str, heads: str | None = None) -> str:
+        """The constructor for another width; `heads`: code of how many there are, where each has its own weight."""
         kind = "RMSNorm" if self.kind == "rms" else "LayerNorm"
         more = ", bias=False" if self.kind == "layer" and not self.bias else ""
         more += ", offset=1.0" if self.offset else ""
         more += "" if self.weight else ", weight=False"
+        more += f", heads={heads}" if self.per_head else ""
         more += ", wide=True" if self.wide else ""
         return f"{kind}({dim}, {self.eps}{more})"
 
@@ -44,8 +47,9 @@ class Norm(Block):
 
     def declare_over(self, place: Place, dim: str) -> None:
         """`dim`: the axis of its parameters."""
+        axis = dim.removesuffix(".unit")
         for leaf in (*(["weight"] if self.weight else []), *(["bias"] if self.bias else [])):
-            place.weight(leaf, dim)
+            place.weight(leaf, *([f"{axis}.count", f"{axis}.unit"] if self.per_head else [dim]))
 
     def describe(self) -> str:
         kind = "RMSNorm" if self.kind == "rms" else "LayerNorm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ def recognise_norm(view: View, name: str) -> Norm:
     module = view.module(name)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     given = [parameter for parameter in (weight, bias) if parameter is not None]
+    if given and all(parameter.ndim == 2 for parameter in given) and len(list(module.parameters())) == len(given):
+        return _per_head(view, name, module, given[0].shape)
     if any(parameter.ndim != 1 for parameter in given) or len(list(module.parameters())) != len(given):
         raise UnrecognisedError(
             view.label(name), "it is not a norm with one weight per channel.", "a norm component of its own"
@@ -51,6 +54,19 @@ def recognise_norm(view: View, name: str) -> Norm:
     raise UnrecognisedError(
         view.label(name), "its output is neither RMSNorm's (w or 1 + w) nor LayerNorm's.", "a norm component of its own"
     )
+
+
+def _per_head(view: View, name: str, module: Any, shape: torch.Size) -> Norm:
+    """A LayerNorm whose parameters are [heads, dim]."""
+    x = torch.randn(1, 24, *shape, generator=torch.Generator().manual_seed(1)) * 1e-3
+    wanted = module(x)
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    for eps in eps_values(view, module):
+        found = layer_norm(x, None, None, eps)
+        found = found if weight is None else found * weight
+        if same(found if bias is None else found + bias, wanted):
+            return Norm("layer", eps_code(view, eps), False, bias is not None, weight is not None, per_head=True)
+    raise UnrecognisedError(view.label(name), "it is no LayerNorm of each head.", "a norm component of its own")
 
 
 def _is_wide(module: nn.Module, x: Tensor, eps: float) -> bool:
