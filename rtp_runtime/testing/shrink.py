@@ -15,7 +15,7 @@ from rtp_runtime.testing.shrink_state_space import state_space_sizes
 
 VOCABULARY = 192
 CONTEXT = 512
-ORIGINAL_CONTEXT = 16
+ORIGINAL_CONTEXT = 14
 """What a rope scaled from a shorter context believes that one was: short, so that the scaling shows."""
 
 

@@ -87,7 +87,7 @@ def _rope(view: View, layers: list[Layer]) -> Rope | None:
         return _bridged_rope(view, layers)
     table = view.tables[0]
     shares = {block.partial for _, block in used}
-    if any(share and "[kind]" in share for share in shares):
+    if any(isinstance(share, str) and "[kind]" in share for share in shares):
         shares.discard(None)
     if len(shares) != 1:
         raise UnrecognisedError(view.label(table.module), "layers turn different shares of heads.", "that rule")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,8 @@ def query_factor(view: View, name: str, factor: Tensor) -> str:
         UnrecognisedError: it is not 1 + b log(1 + floor(position / n)) for numbers b, n of the config.
     """
     positions = torch.arange(len(factor))
-    numbers = list(_numbers(view.config))
+    keys = view.keys_of(view.module(name))
+    numbers = sorted(_numbers(view.config), key=lambda number: not _is_length(number[0], keys))
     for (beta_code, beta), (length_code, length) in itertools.product(numbers, numbers):
         if not isinstance(beta, float) or not isinstance(length, int) or length < 2:
             continue
@@ -32,6 +34,12 @@ def query_factor(view: View, name: str, factor: Tensor) -> str:
     raise UnrecognisedError(
         view.label(name), "its queries are multiplied by an unknown function of their position.", "that function"
     )
+
+
+def _is_length(code: str, keys: list[str]) -> bool:
+    """Whether the key may count positions; others are last, since a width may be the same number by chance."""
+    key = re.findall(r"\w+", code)[-1]
+    return "position" in key or "floor" in key or (key in keys and "dim" not in key and "head" not in key)
 
 
 def _numbers(config: Any) -> Iterator[tuple[str, float | int]]:
