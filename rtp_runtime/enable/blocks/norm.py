@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import Block
-from rtp_runtime.enable.declarations import Place
+from rtp_runtime.enable.declarations import Place, shape
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Norm(Block):
     width: str = "config.hidden_size"
     wide: bool = False
     """Multiplies by w before the cast back from float32."""
+    pinned: bool = False
+    """The weight stays float32 whatever the model's dtype, which is wide as well."""
     class_name: str = "Norm"
     word: ClassVar[str] = "normed"
 
@@ -39,7 +41,7 @@ class Norm(Block):
         more += ", offset=1.0" if self.offset else ""
         more += "" if self.weight else ", weight=False"
         more += f", heads={heads}" if self.per_head else ""
-        more += ", wide=True" if self.wide else ""
+        more += ", dtype=torch.float32" if self.pinned else ", wide=True" if self.wide else ""
         return f"{kind}({dim}, {self.eps}{more})"
 
     def declare(self, place: Place) -> None:
@@ -49,7 +51,11 @@ class Norm(Block):
         """`dim`: the axis of its parameters."""
         axis = dim.removesuffix(".unit")
         for leaf in (*(["weight"] if self.weight else []), *(["bias"] if self.bias else [])):
-            place.weight(leaf, *([f"{axis}.count", f"{axis}.unit"] if self.per_head else [dim]))
+            dims = [f"{axis}.count", f"{axis}.unit"] if self.per_head else [dim]
+            if self.pinned:
+                place.made(leaf, f"FromCheckpoint({place.source(leaf)}, {shape(dims)})", pinned="float32")
+            else:
+                place.weight(leaf, *dims)
 
     def describe(self) -> str:
         kind = "RMSNorm" if self.kind == "rms" else "LayerNorm"

@@ -49,8 +49,9 @@ def recognise_norm(view: View, name: str) -> Norm:
             found = rms_norm(x, weight, eps, offset) if kind == "rms" else layer_norm(x, scaled, bias, eps)
             if same(found, wanted) and (kind == "layer" or bias is None) and not (offset and weight is None):
                 wide = kind == "rms" and not offset and weight is not None and _is_wide(module, x * 1e3, eps)
-                code = eps_code(view, eps)
-                return Norm(kind, code, bool(offset), bias is not None, weight is not None, wide=wide)
+                pinned = kind == "rms" and weight is not None and view.kept_in_float32(name)
+                code, own = eps_code(view, eps), weight is not None
+                return Norm(kind, code, bool(offset), bias is not None, own, wide=wide or pinned, pinned=pinned)
     raise UnrecognisedError(
         view.label(name), "its output is neither RMSNorm's (w or 1 + w) nor LayerNorm's.", "a norm component of its own"
     )

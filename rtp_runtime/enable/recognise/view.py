@@ -65,6 +65,12 @@ class View:
             )
         return found
 
+    def kept_in_float32(self, name: str) -> bool:
+        """Whether the reference insists on float32 for the parameters of the module `name`."""
+        model = self.reference.model
+        lists = (getattr(model, f"_keep_in_fp32_modules{kind}", None) or () for kind in ("", "_strict"))
+        return bool({part for each in lists for part in each} & set(name.split(".")))
+
     def module(self, name: str) -> nn.Module:
         found: nn.Module = self.reference.model.get_submodule(name)
         return found
