@@ -129,6 +129,8 @@ class Decoder:
     """Its factor is rounded to the rows' dtype first."""
     embedding_scale: str | None = None
     hidden_scale: str | None = None
+    head_scale: str | None = None
+    """What the head is given is multiplied by it."""
     logit_scale: str | None = None
     logit_soft_cap: str | None = None
     residual_factors: dict[float, str] = field(default_factory=dict)

@@ -36,7 +36,7 @@ def recognise_ends(view: View, base: str, layers: Sequence[Call]) -> dict[str, A
     blocks: dict[str, Block] = {}
     first = _before(view, base, embedding, before, layers[0].inputs[0], blocks)
     head, last, factor = _after(view, after, layers[-1].outputs[0], blocks)
-    scale, cap = _logits(view, head, factor, base)
+    scale, cap = _logits(view, head, base)
     return {
         "embedding_name": leaf(embedding.name),
         "embedding_dim": _width(view, embedding.outputs[0].shape[-1]),
@@ -47,6 +47,7 @@ def recognise_ends(view: View, base: str, layers: Sequence[Call]) -> dict[str, A
         "outer": blocks,
         "before": first,
         "after": last,
+        "head_scale": _head_scale(view, factor, base),
         "logit_scale": scale,
         "logit_soft_cap": cap,
         "outer_renames": _renames(view, [embedding.name, *(f"{base}.{name}" for name in blocks), head.name]),
@@ -194,22 +195,27 @@ def _after(view: View, calls: Sequence[Call], given: Tensor, blocks: dict[str, B
     return heads[0], _used(Program(tuple(steps), {name: 1.0}), blocks), factor
 
 
-def _logits(view: View, head: Call, factor: float, base: str) -> tuple[str | None, str | None]:
+def _logits(view: View, head: Call, base: str) -> tuple[str | None, str | None]:
     """The factor of the logits and their soft cap, as code."""
-    block, logits = type(view.reference.model).__name__, rows(view.recording.logits)
-    if bias_of(head.module) and factor != 1.0:
-        raise UnrecognisedError(block, "its head has a bias and is given a multiple.", "that step")
+    block, logits, out = type(view.reference.model).__name__, rows(view.recording.logits), rows(head.outputs[0])
     keys = [*view.keys_of(view.reference.model), *view.keys_of(view.module(base))]
-    if (scale := combination(logits, {"x": rows(head.outputs[0])})) is not None:
-        total = scale["x"] * factor
+    if (scale := combination(logits, {"x": out})) is not None:
+        total = scale["x"]
         return None if total == 1.0 else view.express(total, keys, block, "the factor of its logits").code, None
-    for key in keys if factor == 1.0 else ():
+    for key in keys:
         cap = getattr(view.config, key)
-        if isinstance(cap, float) and same(torch.tanh(rows(head.outputs[0]) / cap) * cap, logits):
+        if isinstance(cap, float) and same(torch.tanh(out / cap) * cap, logits):
             return None, f"config.{key}"
     raise UnrecognisedError(
         block, "its logits are neither a factor times nor a soft cap of its head's output.", "that step"
     )
+
+
+def _head_scale(view: View, factor: float, base: str) -> str | None:
+    """Code of what the head's input is multiplied by."""
+    keys = [*view.keys_of(view.reference.model), *view.keys_of(view.module(base))]
+    block = type(view.reference.model).__name__
+    return None if factor == 1.0 else view.express(factor, keys, block, "the factor of what its head is given").code
 
 
 def _width(view: View, width: int) -> str:
