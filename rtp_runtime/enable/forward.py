@@ -116,7 +116,7 @@ def before_lines(d: Decoder) -> list[str]:
 
 def after_lines(d: Decoder) -> list[str]:
     """From what the last layer gave to the result."""
-    code = _run(d, d.after, {"hidden": "hidden"})
+    code = _run(d, d.after, {"hidden": "hidden"}) + (" * self.head_scale" if d.head_scale else "")
     return ["return hidden"] if code == "hidden" else [f"output: Tensor = {code}", "return output"]
 
 

@@ -135,7 +135,9 @@ def _model_init(d: Decoder, sizes: Sizes) -> list[str]:
     for name in (step.name for step in d.after.steps if step.name not in first):
         lines += assign(f"self.{name}", [(None, d.outer[name].make())], indent=8)
     lines += _tables(d, sizes)
-    return lines + ([f"self.hidden_scale = {d.hidden_scale}"] if d.hidden_scale else [])
+    return lines + [
+        f"self.{n} = {code}" for n, code in (("hidden_scale", d.hidden_scale), ("head_scale", d.head_scale)) if code
+    ]
 
 
 def _tables(d: Decoder, sizes: Sizes) -> list[str]:
