@@ -28,11 +28,12 @@ def find_sizes(view: View, module: nn.Module, call: AttentionCall) -> Sizes:
     if kv == seen_kv:
         return Sizes(head_dim, usual.kv_heads, heads_code)
     others = [key for key in vars(config) if "kv_heads" in key or "key_value" in key]
-    found = express(seen_kv, config, others)
-    if found is None and seen_kv == 1:
+    code = next((f"config.{key}" for key in others if getattr(config, key) == seen_kv), None)
+    if code is None and seen_kv == seen_heads:
+        return Sizes(head_dim, heads_code, heads_code)
+    if code is None and seen_kv == 1:
         return Sizes(head_dim, "1", heads_code)
-    code = found.code if found else _size(view, module, seen_kv, keys, "its number of key heads")
-    return Sizes(head_dim, code, heads_code)
+    return Sizes(head_dim, code or _size(view, module, seen_kv, keys, "its number of key heads"), heads_code)
 
 
 def _size(view: View, module: nn.Module, value: int, keys: list[str], what: str) -> str:
