@@ -49,7 +49,7 @@ def main() -> int:
     """Run what was asked; exit status 1 when a target is missed."""
     arguments = _arguments()
     torch.set_num_threads(1)
-    chosen = [fault for fault in ALL if not arguments.names or fault.name in arguments.names]
+    chosen = [] if arguments.no_faults else [f for f in ALL if not arguments.names or f.name in arguments.names]
     with tempfile.TemporaryDirectory(prefix="rtp-faults-") as folder, quiet_transformers():
         sys.path.insert(0, folder)
         models = Models(Path(folder))
@@ -66,8 +66,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/faults", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="FAULT", help="only these faults, and no clean runs")
     parser.add_argument("--seeds", type=_numbers, default=(0, 1, 2), metavar="A,B", help="of weights (0,1,2)")
+    parser.add_argument("--no-faults", action="store_true", help="clean runs alone")
     parser.add_argument("--no-clean", action="store_true", help="leave the clean runs out")
-    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="only every Nth, from the Ith")
+    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="of the clean runs only every Nth, from the Ith")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every result there")
     return parser.parse_args()
 

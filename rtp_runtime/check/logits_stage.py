@@ -11,10 +11,11 @@ from torch import Tensor
 from rtp_runtime.check.compare import LogitsError, logits_error
 from rtp_runtime.check.curves import logits_curve
 from rtp_runtime.check.gaps import unreached
-from rtp_runtime.check.ours import ModuleError, Output
+from rtp_runtime.check.ours import ModuleError, Output, Schedule
 from rtp_runtime.check.probe_stage import raised
 from rtp_runtime.check.report import Finding, Measure, NotJudged, StageResult
 from rtp_runtime.check.session import Case, Session
+from rtp_runtime.check.undecided import settle
 
 MIN_DISTINCT = 4
 """A continuation with fewer distinct tokens judges nothing."""
@@ -44,7 +45,7 @@ def run_logits(session: Session) -> StageResult:
         stage.findings.append(raised(session, failure, "logits", "while it generated"))
         return stage
     for case in session.cases:
-        error = compare_logits(session, case, outputs[case.name].logits, len(case.prompt))
+        error = settled_logits(session, case, outputs[case.name].logits, len(case.prompt))
         stage.measures.append(Measure(case.name, None, "logits", error.value, allowed, worst_token=error.token))
         stage.curves.append(logits_curve(session, case.name, "in one prefill", error))
         if not error.value <= allowed:
@@ -96,6 +97,16 @@ def compare_logits(session: Session, case: Case, ours: Tensor, num_tokens: int |
     if num_tokens is not None:
         end = min(end, num_tokens)
     return logits_error(ours[:end], case.logits[:end]) if end else LogitsError(0.0, None)
+
+
+def settled_logits(
+    session: Session, case: Case, ours: Tensor, num_tokens: int, schedule: Schedule | None = None
+) -> LogitsError:
+    """The same, where they differ only up to where our run chose otherwise among near equals."""
+    error = compare_logits(session, case, ours, num_tokens)
+    if error.value <= session.noise.logits_tolerance or not settle(session, case, schedule or Schedule()):
+        return error
+    return compare_logits(session, case, ours, num_tokens)
 
 
 def compare_logprobs(session: Session, case: Case, ours: Sequence[float]) -> LogitsError:

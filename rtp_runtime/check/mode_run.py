@@ -9,10 +9,10 @@ from rtp_runtime.check.compare import LogitsError
 from rtp_runtime.check.curves import logits_curve
 from rtp_runtime.check.logits_stage import (
     TokenVerdict,
-    compare_logits,
     compare_tokens,
     logits_finding,
     note_tokens,
+    settled_logits,
     whole_runs,
 )
 from rtp_runtime.check.ours import ModuleError, OurModel, Output, Schedule
@@ -100,7 +100,7 @@ def _judge(session: Session, stage: StageResult, mode: Mode, case: Case, output:
     verdict = compare_tokens(session, case, output.tokens)
     # After another token, ours and the reference's logits are of different texts.
     fed = min(verdict.num_equal, len(output.tokens) - 1)
-    error = compare_logits(session, case, output.logits, len(case.prompt) + fed)
+    error = settled_logits(session, case, output.logits, len(case.prompt) + fed, mode.schedule)
     if not error.value <= session.noise.logits_tolerance and len(stage.curves) < MAX_MODE_CURVES:
         chunk = None if mode.schedule.together else mode.schedule.limits.get("max_chunk_tokens")
         stage.curves.append(logits_curve(session, case.name, mode.name, error, chunk))

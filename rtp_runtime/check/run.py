@@ -183,7 +183,7 @@ def _compare_numbers(session: Session, stages: dict[str, StageResult], say: Prog
         result = _probe(session, say, judge="probes" in chosen)
         if result is not None:
             keep(result)
-    located = bool(stages["probes"].findings)
+    located = session.modules_differ = bool(stages["probes"].findings)
     later = (
         ("logits", run_logits),
         ("greedy", run_greedy),

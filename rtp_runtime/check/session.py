@@ -75,6 +75,10 @@ class Session:
     """Layer -> (places that it selects, places that it selected them from at most)."""
     first_ties: dict[str, int] = field(default_factory=dict)
     """Prompt -> its first token whose experts changed by a tie; logits from there on say nothing."""
+    modules_differ: bool = False
+    """Whether a sub-block was found to differ, given the reference's input."""
+    settled: set[tuple[str, str]] = field(default_factory=set)
+    """(prompt, schedule) in which choices among near equals were looked for."""
     noisy: dict[str, Effort] = field(default_factory=dict)
     """Prompts on which the reference is compared with itself, and how."""
     whole: dict[str, Output] = field(default_factory=dict)

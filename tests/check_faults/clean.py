@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from rtp_runtime.check import STAGES, CheckOptions, CheckReport, run_check
@@ -30,9 +29,9 @@ QUICK = tuple(stage for stage in STAGES if stage != "modes")
 
 
 def narrow(directory: Path) -> None:
-    """Weights stored in bfloat16, as releases are."""
+    """Weights stored in bfloat16, as releases are; tables and what is pinned stay as they are."""
     tensors = load_file(directory / "model.safetensors")
-    tensors = {name: t.bfloat16() if t.dtype == torch.float32 else t for name, t in tensors.items()}
+    tensors = {name: t.bfloat16() if name.endswith((".weight", "_proj")) else t for name, t in tensors.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
