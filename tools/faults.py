@@ -16,6 +16,7 @@ from check_faults.catalogue import Fault
 from check_faults.clean import PLAIN_OPS, CleanRun, clean_runs
 from check_faults.everything import ALL
 from check_faults.scoring import Score, score
+from check_faults.table import page
 
 from rtp_runtime.check.loading import load_reference, quiet_transformers
 from rtp_runtime.check.reference import Reference
@@ -48,6 +49,8 @@ class Models:
 def main() -> int:
     """Run what was asked; exit status 1 when a target is missed."""
     arguments = _arguments()
+    if arguments.read:
+        return _write(arguments.write, [json.loads(file.read_text()) for file in arguments.read])
     torch.set_num_threads(1)
     chosen = [] if arguments.no_faults else [f for f in ALL if not arguments.names or f.name in arguments.names]
     with tempfile.TemporaryDirectory(prefix="rtp-faults-") as folder, quiet_transformers():
@@ -56,8 +59,11 @@ def main() -> int:
         scores = list(_faults(chosen, arguments.seeds, models, Path(folder)))
         runs = [] if arguments.names or arguments.no_clean else list(clean_runs(TINY_NAMES, arguments.seeds))
         alarms = list(_clean(runs[arguments.part[0] :: arguments.part[1]], models, Path(folder)))
+    results = {"faults": [_row(each) for each in scores], "clean": alarms}
     if arguments.json:
-        arguments.json.write_text(json.dumps({"faults": [_row(each) for each in scores], "clean": alarms}, indent=1))
+        arguments.json.write_text(json.dumps(results, indent=1))
+    if arguments.write:
+        _write(arguments.write, [results])
     print(summary(scores, alarms))
     return 0 if all(_good(each) for each in scores) and not any(alarm["alarm"] for alarm in alarms) else 1
 
@@ -68,9 +74,27 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=_numbers, default=(0, 1, 2), metavar="A,B", help="of weights (0,1,2)")
     parser.add_argument("--no-faults", action="store_true", help="clean runs alone")
     parser.add_argument("--no-clean", action="store_true", help="leave the clean runs out")
-    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="of the clean runs only every Nth, from the Ith")
+    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="every Nth clean run, from the Ith")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table, as in docs/faults.md")
+    parser.add_argument(
+        "--read", type=Path, nargs="+", metavar="FILE", help="run nothing: take what --json has written"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every result there")
     return parser.parse_args()
+
+
+def _write(file: Path | None, parts: Sequence[dict[str, list[dict[str, object]]]]) -> int:
+    faults, clean = ([row for part in parts for row in part[name]] for name in ("faults", "clean"))
+    text = page(sorted(faults, key=_place), sorted(clean, key=lambda row: str(row["what"])))
+    if file is None:
+        print(text)
+    else:
+        file.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _place(row: dict[str, object]) -> tuple[int, int]:
+    return [fault.name for fault in ALL].index(str(row["name"])), int(str(row["seed"]))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
