@@ -25,7 +25,7 @@ from rtp_runtime.check.causes.routers import router_mistakes, router_numbers
 from rtp_runtime.check.causes.scene import Scene
 from rtp_runtime.check.causes.sums import logit_mistakes, sum_mistakes
 
-SECONDS_OF_SMALL, SECONDS_OF_LARGE = 8.0, 45.0
+SECONDS_OF_SMALL, SECONDS_OF_LARGE = 20.0, 45.0
 """A search ends after so much time of the processor."""
 
 
