@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -76,12 +77,18 @@ def _width(view: View, name: str, width: int, owner: nn.Module | None) -> str:
     """By the keys that its own class reads, then by those of the classes that may have made it."""
     layer = view.module(name.rpartition(".")[0])
     own = view.keys_of(view.module(name))
-    more = [key for module in (owner, layer) if module is not None for key in view.keys_of(module)]
-    for keys in (own, [*own, *more]):
+    around = view.keys_of(owner) if owner is not None else []
+    more = [*around, *view.keys_of(layer)]
+    for keys in (_widths(around), _widths(own), _widths([*own, *more]), own, [*own, *more]):
         found = express(width, view.config, keys)
         if found is not None:
             return found.code
     return view.express(width, [*own, *more, "hidden_size"], view.label(name), "its inner width").code
+
+
+def _widths(keys: Iterable[str]) -> list[str]:
+    """Those whose names say that they are inner widths, which come before equal or related numbers of other keys."""
+    return [key for key in keys if re.search("intermediate|ffn|inner|shared", key)]
 
 
 def gives(call: Call, out: Tensor) -> bool:
