@@ -83,20 +83,22 @@ def bridged_states(
 def _listen(target: str, config: Any, layer: int, rotary: str | None) -> Any:
     """The block's first run of a new request, of which a listener hears what goes to the cache.
 
-    A recurrence takes a mask for padding in the place where attention takes its own, so it is also tried without.
+    A recurrence takes a mask for padding in the place where attention takes its own, so it is also tried without. A
+    block whose steps depend on values, as those of a router do, runs over real ones, whatever they are.
     """
     import torch
 
-    with _meta(), torch.no_grad():
-        block = _block(target, config, layer)
-        error: Exception | None = None
-        for masked in (True, False):
-            try:
-                return _run_once(block, config, rotary, masked)
-            except UnsupportedModelError:
-                raise
-            except Exception as raised:  # code of a block that nobody here has seen
-                error = error or raised
+    error: Exception | None = None
+    for device, masked in (("meta", True), ("meta", False), ("cpu", True), ("cpu", False)):
+        if device == "cpu" and not isinstance(error, NotImplementedError):
+            break
+        try:
+            with _narrow(device), torch.no_grad():
+                return _run_once(_block(target, config, layer, device=device), config, rotary, masked)
+        except UnsupportedModelError:
+            raise
+        except Exception as raised:  # code of a block that nobody here has seen
+            error = error or raised
     raise UnsupportedModelError(
         f"a bridge to {target}: it cannot be run alone ({type(error).__name__}: {error}). Write it by hand."
     ) from error
@@ -109,34 +111,34 @@ def _run_once(block: Any, config: Any, rotary: str | None, masked: bool) -> Any:
     from rtp_runtime.bridge.modules import CACHES, argument_names
 
     listener, places = Listener(), torch.arange(NUM_TOKENS)[None]
-    x = torch.empty(1, NUM_TOKENS, config.hidden_size)
+    x = torch.zeros(1, NUM_TOKENS, config.hidden_size)
     arguments: dict[str, Any] = dict.fromkeys(CACHES, listener)
     arguments |= {"position_ids": places, "cache_position": places[0], "use_cache": True}
     if masked:
         arguments["attention_mask"] = torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS)
     if rotary is not None:
-        arguments["position_embeddings"] = _block(rotary, config).forward(x, places)
+        arguments["position_embeddings"] = _block(rotary, config, device=x.device.type).forward(x, places)
     names = argument_names(block)
     block.forward(x, **{name: value for name, value in arguments.items() if name in names})
     return listener
 
 
-def _block(target: str, config: Any, *args: Any) -> Any:
+def _block(target: str, config: Any, *args: Any, device: str = "meta") -> Any:
     from rtp_runtime.bridge.target import Target
 
-    with _meta():
+    with _narrow(device):
         return Target.parse(target).build(config, *args)
 
 
 @contextmanager
-def _meta() -> Iterator[None]:
-    """The meta device, and a narrow dtype, under which what is pinned in float32 shows."""
+def _narrow(device: str) -> Iterator[None]:
+    """The device, and a narrow dtype, under which what is pinned in float32 shows."""
     import torch
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             yield
     finally:
         torch.set_default_dtype(before)
