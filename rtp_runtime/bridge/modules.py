@@ -63,7 +63,7 @@ class BridgedBlock(Bridged):
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         if not len(x):
             return x
-        return _first(self.block.forward(x[None], *(other[None] for other in more)))[0]
+        return _first(self.block.forward(x[None], *(other[None] for other in more))).reshape(x.shape)
 
 
 class BridgedRotary(Bridged):
@@ -85,15 +85,24 @@ class BridgedRotary(Bridged):
 class BridgedMixer(Bridged):
     """Attention or recurrence of transformers, one request after another, over states in our pools.
 
-    `states`: names of its states, as `bridged_states` declares them. `window`: of attention that sees the last tokens.
+    `states`: names of its states, as `bridged_states` declares them. `window`: of attention that sees the last tokens,
+    or with `chunked` those of the same run of so many tokens.
     """
 
     def __init__(
-        self, target: str, config: Any, layer: int, *, states: Sequence[str], window: int | None = None
+        self,
+        target: str,
+        config: Any,
+        layer: int,
+        *,
+        states: Sequence[str],
+        window: int | None = None,
+        chunked: bool = False,
     ) -> None:
         super().__init__(target, config, layer)
         self.states = tuple(states)
         self.window = window
+        self.chunked = chunked
         self._names = argument_names(self.block)
 
     def forward(self, x: Tensor, *given: Any) -> Tensor:
@@ -121,7 +130,7 @@ class BridgedMixer(Bridged):
         states: RequestStates = given["states"]
         arguments = {
             TABLES: given["tables"] if len(given["tables"]) != 1 else given["tables"][0],
-            "attention_mask": causal_mask(states, x) if KEY in states.views else None,
+            "attention_mask": causal_mask(states, x, self.chunked) if KEY in states.views else None,
             "position_ids": given["positions"][None],
             "cache_position": torch.arange(states.piece.first, states.piece.end, device=x.device),
             "use_cache": True,
@@ -156,12 +165,18 @@ def argument_names(block: nn.Module) -> frozenset[str]:
     return frozenset(parameter.name for parameter in parameters)
 
 
-def causal_mask(states: RequestStates, like: Tensor) -> Tensor:
-    """[1, 1, tokens of the piece, tokens held]: 0 where a token is seen, the dtype's least number where not."""
+def causal_mask(states: RequestStates, like: Tensor, chunked: bool = False) -> Tensor:
+    """[1, 1, tokens of the piece, tokens held]: 0 where a token is seen, the dtype's least number where not.
+
+    `chunked`: the window is the run of tokens in which the token stands.
+    """
     piece = states.piece
     seen = torch.arange(states.start, piece.end, device=like.device)
-    distance = torch.arange(piece.first, piece.end, device=like.device)[:, None] - seen
+    asking = torch.arange(piece.first, piece.end, device=like.device)[:, None]
+    distance = asking - seen
     hidden = (distance < 0) | (distance >= (states.window or piece.end))
+    if chunked and states.window:
+        hidden |= asking // states.window != seen // states.window
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(
         hidden, torch.finfo(like.dtype).min
     )[None, None]

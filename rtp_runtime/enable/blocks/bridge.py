@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rtp_runtime.enable.blocks.base import BY_LAYER, Block, ByLayer, code_of
+from rtp_runtime.enable.blocks.base import BY_LAYER, Block, ByLayer, code_of, values_of
 from rtp_runtime.enable.code import call, literal, nested
 from rtp_runtime.enable.declarations import Place
 
@@ -74,6 +74,8 @@ class BridgedMixing(Bridge):
     """The target of the rotary tables that it takes."""
     window: str | ByLayer | None = field(default=None, metadata=BY_LAYER)
     """Code of how many tokens a query sees; None = all, or not attention."""
+    chunked: bool | ByLayer = field(default=False, metadata=BY_LAYER)
+    """Where there is a window, a query sees those of its own run of so many tokens."""
     word: ClassVar[str] = "mixed"
 
     @property
@@ -82,6 +84,7 @@ class BridgedMixing(Bridge):
 
     def make(self) -> str:
         window = f", window={code_of(self.window)}" if self.window else ""
+        window += ", chunked=True" if any(values_of(self.chunked)) else ""
         return f"BridgedMixer({self.constant}, config, layer, states={literals(self.names)}{window})"
 
     @property

@@ -68,7 +68,7 @@ def _mixing(view: View, name: str, target: str) -> BridgedMixing:
         names=tuple(states),
         **_stored(view, name),
         rotary=rotary,
-        window=_window(view, name) if "key" in states else None,
+        **(_window(view, name) if "key" in states else {}),
     )
 
 
@@ -119,21 +119,33 @@ def _rotary(view: View, module: nn.Module) -> str:
     return str(_target(view.module(view.tables[0].module)))
 
 
-def _window(view: View, name: str) -> str | None:
-    """Code of the window in the mask that the block was given; None when every token saw all before it."""
+def _window(view: View, name: str) -> dict[str, Any]:
+    """`window` and `chunked` of the mask that the block was given; none when every token saw all before it."""
     tokens = view.recording.ids.shape[1]
     masks = [t for t in view.recording.of(name).inputs if t.ndim == 4 and t.shape[-2:] == (tokens, tokens)]
     if not masks:
-        return None
+        return {}
     seen = (masks[0] if masks[0].dtype == torch.bool else masks[0] == 0)[0, 0]
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
-    window = int(seen[-1].sum())
-    if not torch.equal(seen, (distance >= 0) & (distance < window)):
-        raise UnrecognisedError(view.label(name), "its mask is neither causal nor a causal window.", "a block by hand")
-    found = express(window, view.config, [*view.reference.reads, "sliding_window"]) if window < tokens else None
-    if window < tokens and found is None:
+    place = torch.arange(tokens)
+    distance = place[:, None] - place
+    causal = distance >= 0
+    window = int(seen[:, 0].sum())  # how many tokens saw the first one
+    if torch.equal(seen, causal & (distance < window)):
+        chunked = False
+    elif torch.equal(seen, causal & (place[:, None] // window == place // window)):
+        chunked = True
+    else:
+        raise UnrecognisedError(
+            view.label(name), "its mask is neither causal nor a causal window or chunk.", "a block by hand"
+        )
+    if window >= tokens:
+        return {}
+    found = express(
+        window, view.config, [*view.reference.reads, "sliding_window", "attention_chunk_size"], "window|chunk"
+    )
+    if found is None:
         raise UnrecognisedError(view.label(name), f"its window of {window} follows from no config key.", "that rule")
-    return found.code if found else None
+    return {"window": found.code, "chunked": chunked}
 
 
 def _reads(view: View, module: nn.Module) -> frozenset[str]:
