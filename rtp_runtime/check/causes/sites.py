@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 Call = Callable[..., Any]
 Replacement = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 """(function, args, kwargs) -> what the operation gives instead."""
-LISTENERS = str(Path(__file__).parents[1])
 MAX_DEPTH = 24
 MISSING = object()
 
@@ -177,10 +175,10 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     for _ in range(MAX_DEPTH):
         if frame is None:
             return None
-        name = frame.f_code.co_filename
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         # Between the file and torch there may be others that listen, as what records a capture does.
-        if "/torch/" not in name and not name.startswith(LISTENERS):
-            return frame if "transformers" in name else None
+        if package not in ("torch", "rtp_runtime"):
+            return frame if package.startswith("transformers") else None
         frame = frame.f_back
     return None
 
