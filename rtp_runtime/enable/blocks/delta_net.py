@@ -11,7 +11,7 @@ from rtp_runtime.enable.blocks.convolution import Conv, slot_state
 from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged
 from rtp_runtime.enable.blocks.state_space import GatedNorm, pinned
 from rtp_runtime.enable.code import call
-from rtp_runtime.enable.declarations import Place
+from rtp_runtime.enable.declarations import Place, joined, shape
 from rtp_runtime.enable.templates import render
 
 
@@ -37,6 +37,8 @@ class DeltaNet(Block):
     value_dim: str
     beta: str | None = None
     """What beta is multiplied by."""
+    conv_parts: tuple[str, ...] = ()
+    """What checkpoints call the taps of q, k and v in `order`, where they hold them apart."""
     a_log: str = "A_log"
     dt_bias: str = "dt_bias"
     word: ClassVar[str] = "attended"
@@ -75,7 +77,13 @@ class DeltaNet(Block):
             axes = [values if part == "v" else keys for part in self.order]
             parts: Parts = list(zip(self.mixed, axes, strict=True))
             declare_merged(place, "qkv_proj", parts, f"2 * {keys}.size + {values}.size")
-        self.conv.declare(place, f"2 * {keys}.size + {values}.size")
+        if self.conv_parts:
+            dims = [[values if part == "v" else keys, "1", self.conv.kernel] for part in self.order]
+            apart = zip(self.conv_parts, dims, strict=True)
+            sources = [f"FromCheckpoint({place.source(part)}, {shape(each)})" for part, each in apart]
+            place.made(f"{self.conv.name}.weight", joined(sources))
+        else:
+            self.conv.declare(place, f"2 * {keys}.size + {values}.size")
         for projection in (self.a, self.b):
             projection.declare(place, self.heads, "hidden")
         for name in (self.a_log, self.dt_bias):

@@ -63,26 +63,55 @@ def recognise_delta_net(view: View, name: str) -> DeltaNet:
                 for a_log, dt_bias in itertools.permutations(sorted(mixer.own)):
                     beta = _beta(mixer, inputs, parts, wanted, key_heads, a_log, dt_bias)
                     if beta is not None:
-                        return DeltaNet(
-                            class_name=type(mixer.module).__name__,
-                            mixed=tuple(mixer.projection(call) for call in inputs.mixed),
-                            order=order,
-                            conv=mixer.conv_block(activation),
-                            a=mixer.projection(inputs.a),
-                            b=mixer.projection(inputs.b),
-                            gate=mixer.projection(inputs.gate),
-                            out=mixer.projection(mixer.last),
-                            norm=gated_norm(mixer, norm.module, values // heads, (1,), None),
-                            norm_name=leaf(norm.name),
-                            key_heads=mixer.size(key_heads, "its number of key heads", "key_heads", "attention"),
-                            heads=mixer.size(heads, "its number of heads", "value_heads", "attention"),
-                            key_dim=mixer.size(keys // key_heads, "its key dim", "key_head_dim"),
-                            value_dim=mixer.size(values // heads, "its value dim", "value_head_dim"),
-                            beta=None if beta == 1.0 else repr(beta),
-                            a_log=a_log,
-                            dt_bias=dt_bias,
-                        )
+                        found = _Found(inputs, order, activation, norm, key_heads, a_log, dt_bias, beta)
+                        return _block(mixer, found, (heads, keys, values))
     raise mixer.refuse("no choice of its projections gives its output.", "a component for its recurrence")
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The choice that gives the output."""
+
+    inputs: Inputs
+    order: tuple[str, ...]
+    activation: str | None
+    norm: Call
+    key_heads: int
+    a_log: str
+    dt_bias: str
+    beta: float
+
+
+def _block(mixer: Mixer, found: _Found, sizes: tuple[int, int, int]) -> DeltaNet:
+    heads, keys, values = sizes
+    inputs, key_heads = found.inputs, found.key_heads
+    return DeltaNet(
+        class_name=type(mixer.module).__name__,
+        mixed=tuple(mixer.projection(call) for call in inputs.mixed),
+        order=found.order,
+        conv=mixer.conv_block(found.activation),
+        a=mixer.projection(inputs.a),
+        b=mixer.projection(inputs.b),
+        gate=mixer.projection(inputs.gate),
+        out=mixer.projection(mixer.last),
+        norm=gated_norm(mixer, found.norm.module, values // heads, (1,), None),
+        norm_name=leaf(found.norm.name),
+        key_heads=mixer.size(key_heads, "its number of key heads", "key_heads", "attention"),
+        heads=mixer.size(heads, "its number of heads", "value_heads", "attention"),
+        key_dim=mixer.size(keys // key_heads, "its key dim", "key_head_dim"),
+        value_dim=mixer.size(values // heads, "its value dim", "value_head_dim"),
+        beta=None if found.beta == 1.0 else repr(found.beta),
+        conv_parts=_conv_parts(mixer),
+        a_log=found.a_log,
+        dt_bias=found.dt_bias,
+    )
+
+
+def _conv_parts(mixer: Mixer) -> tuple[str, ...]:
+    """What checkpoints call the taps of each part of the convolution, inside the block; () where it is whole there."""
+    parts = mixer.view.hub.parts_of(mixer.conv.weight.detach())
+    inside = tuple(part.removeprefix(f"{mixer.name}.") for part in parts if part.startswith(f"{mixer.name}."))
+    return inside if len(inside) == len(ORDERS[0]) == len(parts) else ()
 
 
 def _mixer(view: View, name: str) -> tuple[Mixer, Call]:

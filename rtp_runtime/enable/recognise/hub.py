@@ -23,6 +23,8 @@ class Hub:
     by_value: Mapping[str, str]
     prefixes: Mapping[str, str]
     """Beginnings of parameters' names -> what stands there in checkpoints. Names here begin as parameters do."""
+    by_first_row: Mapping[str, tuple[str, int]]
+    """Of tensors with rows: their names and how many rows they have."""
 
     @classmethod
     def of(cls, reference: Reference) -> Hub:
@@ -38,11 +40,25 @@ class Hub:
             old = next((new for new in prefixes if name.startswith(prefixes[new])), None)
             return name if old is None else old + name.removeprefix(prefixes[old])
 
-        return cls(frozenset(map(ours, tensors)), {value: ours(name) for value, name in by_value.items()}, prefixes)
+        rows = {_digest(tensor[0]): (ours(name), len(tensor)) for name, tensor in tensors.items() if tensor.ndim > 1}
+        return cls(
+            frozenset(map(ours, tensors)), {value: ours(name) for value, name in by_value.items()}, prefixes, rows
+        )
 
     def name_of(self, value: Tensor) -> str | None:
         """The tensor that holds exactly these values, in this shape."""
         return self.by_value.get(_digest(value))
+
+    def parts_of(self, value: Tensor) -> tuple[str, ...]:
+        """The tensors that hold these values one after another along their rows; () when several do not."""
+        found, place = [], 0
+        while place < len(value):
+            name, count = self.by_first_row.get(_digest(value[place]), ("", 0))
+            if not count:
+                return ()
+            found.append(name)
+            place += count
+        return tuple(found) if len(found) > 1 and place == len(value) else ()
 
     def pattern_of(self, experts: Sequence[Tensor]) -> str | None:
         """One name for the tensors of all experts, with `{expert}` where their number stands; None if there is none."""
