@@ -36,12 +36,15 @@ def run_modes(session: Session, localise: bool = True) -> StageResult:
     """Every mode over as many prompts as the model's size allows; with `localise` the first wrong one is probed."""
     stage = StageResult("modes")
     for mode in MODES:
+        session.say(f"modes: {mode.name}")
         if run_mode(session, stage, mode) and localise:
             stage.findings = [*probe_mode(session, mode), *stage.findings]
             localise = False
+    session.say("modes: prefixes, snapshots and sampling")
     run_again(session, stage)
     run_restored(session, stage)
     run_sampled(session, stage)
+    session.say("modes: kernels")
     run_kernel_modes(session, stage, localise)
     for mode_name, why in NONE_YET.items():
         leave_mode_out(stage, mode_name, why)

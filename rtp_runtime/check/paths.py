@@ -6,7 +6,7 @@ Their disagreement with one full forward is the noise that no verdict may go bel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -68,12 +68,7 @@ def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent
     """What this model offers. `recurrent`: some layers compute otherwise over a prompt than token by token."""
     modules = effort is not Effort.LOGITS
     if reference.is_large:
-        # Its continuations go through the cache token by token already, and are compared with a full forward.
-        for name, setting in _settings(reference.model):
-            yield OtherPath(name, setting=setting)
-        if num_tokens > 1 and reference.keeps_cache:
-            halves = (num_tokens // 2, num_tokens - num_tokens // 2)
-            yield OtherPath(TWO_CHUNKS, Feeding(halves), independent=True)
+        yield from _few_paths(reference, num_tokens)
         return
     if modules:
         yield OtherPath(BATCH)
@@ -100,6 +95,27 @@ def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent
         yield OtherPath(
             f"{name}, positions left to the model", Feeding(parts, False), independent=True, measures_modules=False
         )
+
+
+def _few_paths(reference: Reference, num_tokens: int) -> Iterator[OtherPath]:
+    """Of a large model: all other implementations at once, and its cache.
+
+    Its continuations go through the cache token by token already, and are compared with a full forward.
+    """
+    settings = dict(_settings(reference.model))
+
+    @contextmanager
+    def every() -> Iterator[None]:
+        with ExitStack() as stack:
+            for setting in settings.values():
+                stack.enter_context(setting())
+            yield
+
+    if settings:
+        yield OtherPath(" and ".join(settings), setting=every)
+    if num_tokens > 1 and reference.keeps_cache:
+        halves = (num_tokens // 2, num_tokens - num_tokens // 2)
+        yield OtherPath(TWO_CHUNKS, Feeding(halves), independent=True, measures_modules=False)
 
 
 def _settings(model: Any) -> Iterator[tuple[str, Callable[[], AbstractContextManager[None]]]]:

@@ -55,7 +55,7 @@ def run_check(
         say("loading the reference")
         if reference is None or ready.options is not options:
             reference = _load_reference(ready)
-        session = Session(ready.options, plugins, reference)
+        session = Session(ready.options, plugins, reference, say=say)
         reference.use_names(match_names(find_layers(reference.model), _our_layers(session)))
         with threads_for(small=reference.is_small):
             report = _judge(session, say, started)
@@ -219,7 +219,7 @@ def _probe(session: Session, say: Progress, judge: bool) -> StageResult | None:
     for case, capture in make_cases(
         session, _encoder(session), _vocab_size(limits), _max_positions(limits, session.reference)
     ):
-        say(f"probes: {case.name}")
+        say(f"probes: {case.name}, ours")
         if judge:
             stage.add(case, capture)
         measure_noise(session, case, capture)

@@ -89,6 +89,8 @@ class Session:
     """Set of kernels that was judged -> op -> the implementations in it."""
     order: list[str] = field(default_factory=list)
     consumers: dict[str, int] = field(default_factory=dict)
+    say: Progress = lambda message: None
+    """Told what is being done."""
 
     @property
     def model(self) -> OurModel:
@@ -168,6 +170,7 @@ def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> Prom
 
 
 def _make_case(session: Session, prompt: Prompt, extra: bool = False) -> tuple[Case, Capture]:
+    session.say(f"probes: {prompt.name}, the reference")
     continuation = session.reference.continuation(prompt.ids, session.num_new_tokens)
     logits, capture = session.reference.capture((*prompt.ids, *continuation.tokens[:-1]))
     if not _agrees(continuation, logits[len(prompt) - 1 :]):
@@ -213,6 +216,7 @@ def measure_noise(session: Session, case: Case, capture: Capture) -> None:
     question = ("noise", case.sequence)
     known = session.reference.known
     if question not in known:
+        session.say(f"probes: {case.name}, the reference against itself")
         known[question] = Noise()
         first = (case.logits, capture)
         add_noise(known[question], session.reference, case.name, case.sequence, first, session.noisy[case.name])

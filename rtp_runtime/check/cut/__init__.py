@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -81,7 +83,7 @@ def prepared(options: CheckOptions, say: Say, serve: Callable[[ModelConfig], obj
         yield Prepared(options, options, pool)
         return
     serve(ModelConfig(plan.part.edited(plan.edits), options.model))
-    with tempfile.TemporaryDirectory(prefix="rtp-check-") as folder:
+    with _removed_when_ended(), tempfile.TemporaryDirectory(prefix="rtp-check-") as folder:
         model = _write(Path(folder) / "model", options.model, plan, options, say)
         other = None
         if options.reference is not None:
@@ -91,6 +93,24 @@ def prepared(options: CheckOptions, say: Say, serve: Callable[[ModelConfig], obj
         ready = replace(options, model=model, reference=other, random=False, layers=None, experts=None)
         layers = plan.chosen.layers if plan.chosen is not None and plan.chosen.edits else ()
         yield Prepared(ready, options, pool, layers, describe(plan, options.random, options.seed))
+
+
+@contextmanager
+def _removed_when_ended() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that temporary folders are removed."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _require_weights(options: CheckOptions) -> None:

@@ -16,8 +16,8 @@ from rtp_runtime.check.streaming import skeleton
 from rtp_runtime.testing.tiny_models import draw_buffer, draw_parameter
 from rtp_runtime.weights.dtypes import torch_dtype
 
-PIECE = 16 << 20
-"""Elements drawn at once."""
+PERIOD = 4_194_301
+"""Elements drawn of one matrix; a larger one repeats them. A prime, so that no two rows begin at the same place."""
 NARROW_FROM = 20_000_000
 """Parameters from which a checkpoint is written in the config's dtype; smaller ones are written in float32."""
 
@@ -60,14 +60,22 @@ def write_random(path: Path, outline: Outline, dtype: str, seed: int, say: Calla
 
 
 def _draw(name: str, tensor: Tensor, dtype: torch.dtype, generator: torch.Generator, config: Any) -> Tensor:
-    """The value of one parameter or buffer, as `randomise` draws it, in pieces of rows."""
+    """The value of one parameter or buffer, as `randomise` draws it."""
     if not isinstance(tensor, torch.nn.Parameter):
         return draw_buffer(name, tensor, generator, config).to(dtype)
     if tensor.ndim < 2:
         return draw_parameter(name, tensor.detach(), generator).to(dtype)
-    out = torch.empty(tensor.shape, dtype=dtype)
-    step = max(1, PIECE * len(out) // max(1, out.numel()))
-    for start in range(0, len(out), step):
-        rows = out[start : start + step]
-        rows.copy_(draw_parameter(name, torch.empty(rows.shape, device="meta"), generator))
+    row = max(1, tensor[0].numel()) if len(tensor) else 1
+    few = min(len(tensor), -(-PERIOD // row))
+    drawn = draw_parameter(name, torch.empty((few, *tensor.shape[1:]), device="meta"), generator).to(dtype)
+    return drawn if few == len(tensor) else _repeated(drawn.flatten()[:PERIOD], tensor.shape)
+
+
+def _repeated(values: Tensor, shape: torch.Size) -> Tensor:
+    """`values` over and over, as a tensor of this shape: drawing each element would take longer than the check."""
+    out = torch.empty(shape, dtype=values.dtype)
+    flat = out.view(-1)
+    whole = len(flat) // len(values) * len(values)
+    flat[:whole].view(-1, len(values)).copy_(values)
+    flat[whole:].copy_(values[: len(flat) - whole])
     return out

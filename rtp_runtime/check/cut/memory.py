@@ -10,8 +10,8 @@ from rtp_kernel.memory import available
 from rtp_runtime.check.streaming import POOL_BYTES
 
 FLOAT32 = 4
-STREAMED = POOL_BYTES + (1 << 30)
-"""Bytes that a streamed reference takes at least: its pool of weights, one block being read, and what is computed."""
+READING = 1 << 30
+"""Bytes of a block of an output head that is being read, and its products."""
 OTHER = 1 << 30
 """Bytes of the libraries, activations, captures and states."""
 SHARE = 0.9
@@ -25,6 +25,8 @@ class Estimate:
     num_parameters: int
     there: int | None
     """Bytes that the system can give; None where it does not tell."""
+    widest: int = 0
+    """Parameters of the widest module, all of which a streamed reference holds while it runs."""
 
     @property
     def ours(self) -> int:
@@ -38,8 +40,14 @@ class Estimate:
 
     @property
     def streamed(self) -> int:
-        """With the reference streamed."""
-        return self.ours + min(STREAMED, self.num_parameters * FLOAT32)
+        """With the reference streamed. A fused parameter is put together in the checkpoint's dtype, then widened."""
+        held = self.pool + self.widest * FLOAT32 // 2 + READING
+        return self.ours + min(held, self.num_parameters * FLOAT32)
+
+    @property
+    def pool(self) -> int:
+        """Bytes of weights that a streamed reference keeps. What is left holds the file itself, at half the size."""
+        return max(POOL_BYTES, self.widest * FLOAT32)
 
     @property
     def holds_both(self) -> bool:
@@ -48,13 +56,6 @@ class Estimate:
     @property
     def holds_streamed(self) -> bool:
         return self.there is None or self.streamed <= SHARE * self.there
-
-    @property
-    def pool(self) -> int:
-        """Bytes of weights that a streamed reference may keep: what our model leaves."""
-        if self.there is None:
-            return POOL_BYTES
-        return max(POOL_BYTES, int(SHARE * self.there) - self.ours - (STREAMED - POOL_BYTES))
 
     @property
     def num_bytes(self) -> int:
@@ -68,9 +69,9 @@ class Estimate:
         return f"{self.num_parameters / 1e9:.2f} G parameters: about {size(self.num_bytes)} with {how}; {there} to take"
 
 
-def estimate(num_parameters: int) -> Estimate:
-    """The estimate for a model of so many parameters on this machine."""
-    return Estimate(num_parameters, there())
+def estimate(num_parameters: int, widest: int = 0) -> Estimate:
+    """The estimate for a model of so many parameters, its widest module's among them, on this machine."""
+    return Estimate(num_parameters, there(), widest)
 
 
 def there() -> int | None:

@@ -46,12 +46,12 @@ def make_plan(part: TextPart, layers: str | None, experts: int | None, say: Call
         NotJudgedError: transformers cannot build it.
     """
     say("what the model is made of")
-    plan = _plan(part, layers, experts, [])
+    plan = _plan(part, choose_layers(part, layers) if layers is not None else None, experts, [])
     if not plan.estimate.holds_streamed and layers is None:
         note = f"one layer of each kind, since all take {size(plan.estimate.streamed)} (--layers says otherwise)"
-        layers, plan = KINDS, _plan(part, KINDS, experts, [note])
+        plan = _plan(part, choose_layers(part, KINDS), experts, [note])
     if not plan.estimate.holds_streamed and experts is None:
-        plan = _with_fewer_experts(part, layers, plan)
+        plan = _with_fewer_experts(part, plan)
     if not plan.estimate.holds_streamed:
         raise UsageError(
             f"a check takes {size(plan.estimate.streamed)} for our model in float32 and the reference streamed beside "
@@ -62,14 +62,14 @@ def make_plan(part: TextPart, layers: str | None, experts: int | None, say: Call
     return plan
 
 
-def _with_fewer_experts(part: TextPart, layers: str | None, plan: Plan) -> Plan:
+def _with_fewer_experts(part: TextPart, plan: Plan) -> Plan:
     """With as few experts as leave the routing as it is; where that is still too much, with as few as it chooses."""
     routing = find_routing(part, plan.chosen.edits if plan.chosen is not None else {})
     whole = plan
     for count in (routing.fewest, routing.chosen) if routing is not None else ():
         if not plan.estimate.holds_streamed and routing is not None and count < routing.num_experts:
             note = f"{count} experts, since all take {size(whole.estimate.streamed)} (--experts says otherwise)"
-            plan = _plan(part, layers, count, [*whole.notes, note])
+            plan = _plan(part, whole.chosen, count, [*whole.notes, note])
     return plan
 
 
@@ -81,8 +81,7 @@ def _advice(layers: str | None, experts: int | None) -> str:
     return "its widths alone take this; use a larger machine"
 
 
-def _plan(part: TextPart, layers: str | None, experts: int | None, notes: list[str]) -> Plan:
-    chosen = choose_layers(part, layers) if layers is not None else None
+def _plan(part: TextPart, chosen: Chosen | None, experts: int | None, notes: list[str]) -> Plan:
     edits: Edits = dict(chosen.edits) if chosen is not None else {}
     notes = [*notes, chosen.note] if chosen is not None and chosen.note else list(notes)
     routing = None
@@ -94,10 +93,17 @@ def _plan(part: TextPart, layers: str | None, experts: int | None, notes: list[s
         edits |= more if experts < routing.num_experts else {}
         notes += words
     left = outline(part, edits)
-    numel = sum(parameter.numel() for parameter in left.model.parameters())
+    takes = estimate(sum(parameter.numel() for parameter in left.model.parameters()), _widest(left))
     cut = routing is not None and experts is not None and experts < routing.num_experts
     notes = list(dict.fromkeys(notes))
-    return Plan(part, edits, left, estimate(numel), chosen, routing if cut else None, experts if cut else None, notes)
+    return Plan(part, edits, left, takes, chosen, routing if cut else None, experts if cut else None, notes)
+
+
+def _widest(left: Outline) -> int:
+    """Parameters of the widest module inside the layers; those outside are read in parts."""
+    layers = [left.model.get_submodule(name) for name in left.layers]
+    modules = (module for layer in layers for module in layer.modules())
+    return max((sum(each.numel() for each in module.parameters(recurse=False)) for module in modules), default=0)
 
 
 def same_cut(plan: Plan, part: TextPart) -> Plan:

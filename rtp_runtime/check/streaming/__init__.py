@@ -24,8 +24,10 @@ __all__ = ["BLOCK_BYTES", "POOL_BYTES", "SMALL", "StreamedReference", "skeleton"
 SMALL = 1 << 20
 """Parameters with fewer elements are kept."""
 POOL_BYTES = 2 << 30
-BLOCK_BYTES = 512 << 20
-"""A linear layer or an embedding with a larger matrix reads it in parts."""
+BLOCK_BYTES = 4 << 20
+"""A linear layer or an embedding with a larger matrix reads it in parts, and keeps nothing of it."""
+PART_BYTES = 16 << 20
+"""Rows of a matrix that are read and multiplied at once: few enough that the memory is had again without asking."""
 
 
 class StreamedReference(Reference):
@@ -132,4 +134,4 @@ def _read_in_parts(module: nn.Module, names: dict[int, str], pool: Pool, block: 
     if isinstance(module, nn.Embedding) and plain is nn.Embedding.forward:
         read_rows_only(module, tensor, pool, name)
     elif isinstance(module, nn.Linear) and plain is nn.Linear.forward:
-        multiply_in_blocks(module, tensor, pool, name, max(1, block // (4 * module.in_features)))
+        multiply_in_blocks(module, tensor, pool, name, max(1, PART_BYTES // (4 * module.in_features)))

@@ -13,7 +13,7 @@ from rtp_runtime.check.streaming.sources import Sources
 
 
 class Pool:
-    """The values that were asked for last, up to `capacity` bytes, and all of the module that asks now."""
+    """Values that were asked for, up to `capacity` bytes, and all of the module that asks now."""
 
     def __init__(self, sources: Sources, capacity: int) -> None:
         self.sources = sources
@@ -39,10 +39,11 @@ class Pool:
         return self._held[name]
 
     def _make_room(self, name: str) -> None:
-        # Parameters of one module are asked for in turns, as an expert's two matrices: they stay together.
+        # Parameters of one module are asked for in turns, as an expert's two matrices: they stay together. Of others
+        # the last one goes first: a forward asks for all in the same order, and what goes first would never be found.
         module = name.rpartition(".")[0]
         wanted = self.sources.size(name)
-        for other in [held for held in self._held if held.rpartition(".")[0] != module]:
+        for other in [held for held in reversed(self._held) if held.rpartition(".")[0] != module]:
             if self.num_bytes + wanted <= self.capacity:
                 return
             del self._held[other]

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rtp_runtime.check.streaming.stored import StoredTensors
+from rtp_runtime.check.streaming.stored import StoredTensors, widened
 from rtp_runtime.errors import CheckpointError, NotJudgedError
 from rtp_runtime.weights.dtypes import torch_dtype
+
+MOVES = frozenset({"MergeModulelist", "Concatenate", "Chunk", "SplitModulelist", "Transpose"})
+"""transformers' operations that leave every value as it is."""
 
 
 @dataclass(slots=True)
@@ -34,6 +37,11 @@ class Source:
     def plain(self) -> str | None:
         """The tensor's name where the parameter is that tensor as it is."""
         return None if hasattr(self.transform, "operations") else self.parts[0][0]
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether values are moved and none is computed, so that they may be widened afterwards."""
+        return all(type(operation).__name__ in MOVES for operation in getattr(self.transform, "operations", ()))
 
 
 class Sources:
@@ -77,7 +85,12 @@ class Sources:
         Raises CheckpointError when its tensors do not give its shape.
         """
         source = self._of[name]
-        value = self.stored.read(source.plain) if source.plain else self._convert(source, self.stored.read)[name]
+        if source.plain:
+            value = self.stored.read(source.plain)
+        elif source.only_moves:
+            value = widened(self._convert(source, self.stored.read_as_stored)[name])
+        else:
+            value = self._convert(source, self.stored.read)[name]
         if tuple(value.shape) != self._wanted[name]:
             wanted = list(self._wanted[name])
             raise CheckpointError(f"{name}: the checkpoint gives {list(value.shape)}, the config says {wanted}.")

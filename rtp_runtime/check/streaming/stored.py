@@ -13,8 +13,8 @@ from rtp_runtime.errors import CheckpointError
 from rtp_runtime.weights.dtypes import torch_dtype
 from rtp_runtime.weights.headers import TensorHeader, read_headers
 
-PIECE_BYTES = 32 << 20
-"""Read and widened at once, so that a tensor is never held in two dtypes."""
+PIECE_BYTES = 4 << 20
+"""Read and widened at once, so that a tensor is never held in two dtypes, and what was read is still in the cache."""
 
 
 class StoredTensors:
@@ -32,30 +32,32 @@ class StoredTensors:
         """The whole tensor."""
         header = self.headers[name]
         if not header.shape:
-            return self._part(header, 0, 1).reshape(())
+            return widened(self.read_as_stored(name))
         return self.rows(name, 0, header.shape[0])
+
+    def read_as_stored(self, name: str) -> Tensor:
+        """The whole tensor in its own dtype."""
+        header = self.headers[name]
+        return _shaped(read_bytes(header.file, header.start, header.num_bytes), header, header.shape)
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
         """Rows [first, last) of the first axis."""
         header = self.headers[name]
         row = header.num_bytes // max(1, header.shape[0])
         step = max(1, PIECE_BYTES // max(1, row))
-        dtype = _read_as(header)
-        out = torch.empty(last - first, *header.shape[1:], dtype=dtype)
-        for start in range(first, last, step):
-            stop = min(start + step, last)
-            out[start - first : stop - first] = self._part(header, start, stop)
+        out = torch.empty(last - first, *header.shape[1:], dtype=_read_as(header))
+        buffer = torch.empty(min(step, last - first) * row, dtype=torch.uint8)
+        with header.file.open("rb", buffering=0) as file:
+            for start in range(first, last, step):
+                stop = min(start + step, last)
+                data = buffer[: (stop - start) * row]
+                _fill(data, file.fileno(), header.file, header.start + start * row)
+                out[start - first : stop - first] = _shaped(data, header, (stop - start, *header.shape[1:]))
         return out
 
     def some_rows(self, name: str, rows: Sequence[int]) -> Tensor:
         """These rows of the first axis, in this order."""
         return torch.cat([self.rows(name, row, row + 1) for row in rows])
-
-    @staticmethod
-    def _part(header: TensorHeader, first: int, last: int) -> Tensor:
-        row = header.num_bytes // max(1, header.shape[0]) if header.shape else header.num_bytes
-        data = read_bytes(header.file, header.start + first * row, (last - first) * row)
-        return data.view(torch_dtype(header.dtype)).view(last - first, *header.shape[1:])
 
 
 def read_bytes(path: Path, start: int, count: int) -> Tensor:
@@ -64,16 +66,30 @@ def read_bytes(path: Path, start: int, count: int) -> Tensor:
     Raises CheckpointError when the file ends before.
     """
     data = torch.empty(count, dtype=torch.uint8)
-    view, filled = data.numpy().data, 0
     with path.open("rb", buffering=0) as file:
-        while filled < count:
-            got = os.preadv(file.fileno(), [view[filled:]], start + filled)
-            if got == 0:
-                raise CheckpointError(f"{path}: ends at byte {start + filled}. Was it changed meanwhile?")
-            filled += got
+        _fill(data, file.fileno(), path, start)
     return data
+
+
+def _fill(data: Tensor, file: int, path: Path, start: int) -> None:
+    """Fill [bytes] uint8 from byte `start` of a file on."""
+    view, filled = data.numpy().data, 0
+    while filled < len(data):
+        got = os.preadv(file, [view[filled:]], start + filled)
+        if got == 0:
+            raise CheckpointError(f"{path}: ends at byte {start + filled}. Was it changed meanwhile?")
+        filled += got
+
+
+def _shaped(data: Tensor, header: TensorHeader, shape: Sequence[int]) -> Tensor:
+    return data.view(torch_dtype(header.dtype)).view(*shape)
 
 
 def _read_as(header: TensorHeader) -> torch.dtype:
     dtype = torch_dtype(header.dtype)
     return torch.float32 if dtype.is_floating_point else dtype
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Floats as float32, other values as they are."""
+    return tensor.float() if tensor.is_floating_point() else tensor

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rtp_runtime.check import CheckOptions, CheckReport, run_check
@@ -115,13 +114,9 @@ class TestExperts:
             groups, some = values.get("n_group", 4), values.get("topk_group", 2)
             assert count % groups == 0
             assert values.get("num_experts_per_tok", 2) <= some * count // groups
-
-    @pytest.mark.parametrize("count", [0, 9])
-    def test_more_than_there_are_is_refused(self, count: int) -> None:
-        routing = find_routing(part_of("deepseek_v3"), {})
-        assert routing is not None
-        with pytest.raises(UsageError, match="8 routed experts"):
-            routing.kept(count)
+        for count in (0, 9):
+            with pytest.raises(UsageError, match="8 routed experts"):
+                routing.kept(count)
 
     def test_a_model_without_experts_has_no_routing(self) -> None:
         assert find_routing(part_of("qwen3"), {}) is None
@@ -155,20 +150,9 @@ class TestRealWeights:
         }
         assert len(after) == len(kept)
 
-    def test_tables_of_ids(self, checkpoint: Checkpoint) -> None:
-        source = checkpoint("deepseek_v4")
-        with prepared(CheckOptions(model=source, experts=4), print, lambda config: None) as ready:
-            found = {}
-            with safe_open(ready.options.model / "model.safetensors", "pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    found[name] = file.get_tensor(name)
-        tables = [tensor for name, tensor in found.items() if name.endswith("tid2eid")]
-        assert tables
-        assert all(int(table.max()) < 4 for table in tables)
-
-    @pytest.mark.parametrize(("name", "layers", "experts"), [("qwen3_moe", "kinds", 4), ("deepseek_v4", "0,3", 4)])
-    def test_a_cut_checkpoint_matches(self, checkpoint: Checkpoint, name: str, layers: str, experts: int) -> None:
-        report = run_check(CheckOptions(model=checkpoint(name), layers=layers, experts=experts, **SHORT))
+    def test_a_cut_checkpoint_matches(self, checkpoint: Checkpoint) -> None:
+        # One with tables of expert ids: an id that was left as it is would raise.
+        report = run_check(CheckOptions(model=checkpoint("deepseek_v4"), layers="0,3", experts=4, **SHORT))
         assert_matches(report)
         assert report.conditions["cut"]["weights"] == "the checkpoint's"
 
@@ -186,7 +170,7 @@ class TestRealWeights:
 
 
 class TestRandom:
-    @pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next", "glm4", "minimax"])
+    @pytest.mark.parametrize("name", ["qwen3_next", "minimax"])
     def test_a_bare_config_is_enough(self, checkpoint: Checkpoint, name: str, tmp_path: Path) -> None:
         bare = tmp_path / "config.json"
         bare.write_text((checkpoint(name) / "config.json").read_text())
@@ -204,7 +188,7 @@ class TestRandom:
 
 
 class TestStreaming:
-    @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v4", "qwen3_next", "qwen2"])
+    @pytest.mark.parametrize("name", ["deepseek_v4", "qwen3_next", "qwen2"])
     def test_logits_are_those_of_the_loaded_reference(self, checkpoint: Checkpoint, name: str) -> None:
         streamed, loaded = stream(checkpoint(name)), load_reference(checkpoint(name))
         assert torch.equal(streamed.logits(IDS), loaded.logits(IDS))
@@ -249,7 +233,7 @@ def stream(path: Path) -> StreamedReference:
     model_class = _model_class(path)
     with quiet_transformers():
         config = model_class.config_class.from_pretrained(str(path), local_files_only=True)
-        model, pool, missing = stream_model(path, model_class, config, capacity=0, small=0, block=1 << 40)
+        model, pool, missing = stream_model(path, model_class, config, capacity=0, small=0, block=0)
     assert not missing
     return StreamedReference(path, model, pool, [])
 
