@@ -49,6 +49,14 @@ class Fault:
     """The mistake that should be named (`Cause.kind`); empty where "no known cause" is right."""
 
     @property
+    def entry(self) -> str:
+        """The field through which it enters."""
+        ways = {"model": self.model, "weights": self.weights, "op": self.op[0], "engine": self.engine[0]}
+        ways |= {"config": self.config, "tensors": self.tensors}
+        (entry,) = [name for name, way in ways.items() if way]
+        return entry
+
+    @property
     def place(self) -> tuple[str, int | None]:
         """The accused module by the reference's dotted name, and the layer."""
         if not self.at[0].isdigit():

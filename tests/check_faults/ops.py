@@ -72,9 +72,12 @@ class NarrowSoftmax(FaultyAttention):
             group = q.shape[1] // keys.shape[1]
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
             scores = torch.einsum("nhd,shd->nhs", q[rows.start : rows.stop], keys) * options["scale"]
-            weights = scores.masked_fill(~visible[:, None], -math.inf).bfloat16().softmax(-1).to(q)
+            weights = self.softmax(scores.masked_fill(~visible[:, None], -math.inf)).to(q)
             out[rows.start : rows.stop] = torch.einsum("nhs,shd->nhd", weights, values)
         return out
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.bfloat16().softmax(-1)
 
 
 class BlindInCompany(FaultyAttention):
