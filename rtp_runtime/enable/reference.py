@@ -68,7 +68,7 @@ def reference_class(architecture: str, config: Any, trust_remote_code: bool = Fa
     known: Any = getattr(transformers, architecture, None)
     if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
         wanted = getattr(known, "config_class", None)
-        if wanted is not None and not isinstance(config, wanted):
+        if wanted is not None and not isinstance(config, wanted) and not _is_mapped(config, architecture):
             raise ConfigError(
                 f"model_type {getattr(config, 'model_type', None)!r} and architecture {architecture!r} do not belong "
                 f"together: that class is for model_type {wanted.model_type!r}. Correct config.json."
@@ -84,6 +84,13 @@ def reference_class(architecture: str, config: Any, trust_remote_code: bool = Fa
         f"transformers {transformers.__version__} has no class {architecture!r}, so there is no reference to read the "
         f"model from.{hint} Use a transformers that knows it, or write the plugin by hand: docs/adding-a-model.md."
     )
+
+
+def _is_mapped(config: Any, architecture: str) -> bool:
+    """Whether transformers takes this class for decoders of the config's model type, as some types borrow another's."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(getattr(config, "model_type", None)) == architecture
 
 
 def meta_model(cls: Any, config: Any) -> nn.Module:
