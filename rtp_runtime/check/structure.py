@@ -17,8 +17,6 @@ class LayerKind:
 
     modules: tuple[str, ...]
     """Relative names of the modules with parameters that run in such a layer."""
-    sub_blocks: tuple[str, ...]
-    """Those that stand directly in the layer."""
     sees: str
     """How far a token sees, in words."""
     window: int | None
@@ -38,10 +36,7 @@ def layer_kinds(modules: Mapping[str, nn.Module], capture: Capture, layers: Mapp
     for layer, index in layers.items():
         names = tuple(relative_name(name, layers) for name in called if name.startswith(f"{layer}."))
         kinds.setdefault((names, *layer_sight(capture, layer)), []).append(index)
-    return [
-        LayerKind(names, tuple(name for name in names if "." not in name), sees, window, tuple(indices))
-        for (names, sees, window), indices in kinds.items()
-    ]
+    return [LayerKind(names, sees, window, tuple(indices)) for (names, sees, window), indices in kinds.items()]
 
 
 def layer_sight(capture: Capture, layer: str) -> tuple[str, int | None]:

@@ -136,9 +136,9 @@ def _tensor_mistakes(scene: Scene) -> Iterator[Hypothesis]:
     near = {name: value for name, value in differing.items() if _is_near(scene, name)}
     sets = [{name: value} for name, value in near.items()] + ([near] if len(near) > 1 else [])
     for chosen in sets:
-        told = "; ".join(_tell(name, value, theirs, ours) for name, value in list(chosen.items())[:3])
+        told = "; ".join(_tell(name, value, theirs) for name, value in list(chosen.items())[:3])
         yield Hypothesis(
-            kind=_kind_of(chosen, theirs, ours), words=f"the checkpoints differ: {told}",
+            kind=_kind_of(chosen, theirs), words=f"the checkpoints differ: {told}",
             fix=f"{', '.join(list(chosen)[:3])} in our checkpoint",
             mistake=partial(_with_tensors, scene, chosen), cost=0.2 * len(chosen),
         )  # fmt: skip
@@ -177,18 +177,15 @@ def _own_parameters(scene: Scene) -> Iterator[Hypothesis]:
             continue
         if scene.session.options.reference is None and not torch.equal(mine.detach().float(), value.float()):
             held = {name: mine.detach().to(value.dtype)}
-            mixed = {**theirs, **held}
             yield Hypothesis(
-                kind=_kind_of(held, theirs, mixed),
-                words=f"our loaded parameter differs: {_tell(name, held[name], theirs, mixed)}",
+                kind=_kind_of(held, theirs),
+                words=f"our loaded parameter differs: {_tell(name, held[name], theirs)}",
                 fix=f"the weight descriptor of {name}, or what {scene.wheres()} does with it after loading",
                 mistake=partial(_with_tensors, scene, held), cost=0.3,
             )  # fmt: skip
 
 
-def _relation(
-    value: Tensor, wanted: Tensor, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
-) -> tuple[str, str]:
+def _relation(value: Tensor, wanted: Tensor, theirs: Mapping[str, Tensor]) -> tuple[str, str]:
     """(kind, words) of how a tensor of ours comes from the reference's."""
     if not value.any():
         return "tensor-zeroed", "is all zeros"
@@ -263,10 +260,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return float((one - other).norm()) <= NEAR * float((other).norm()) and bool(torch.isfinite(one).all())
 
 
-def _tell(name: str, value: Tensor, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> str:
-    return f"our {name} {_relation(value, theirs[name], ours, theirs)[1]}"
+def _tell(name: str, value: Tensor, theirs: Mapping[str, Tensor]) -> str:
+    return f"our {name} {_relation(value, theirs[name], theirs)[1]}"
 
 
-def _kind_of(chosen: Mapping[str, Tensor], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> str:
-    kinds = {_relation(value, theirs[name], ours, theirs)[0] for name, value in chosen.items()}
+def _kind_of(chosen: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str:
+    kinds = {_relation(value, theirs[name], theirs)[0] for name, value in chosen.items()}
     return kinds.pop() if len(kinds) == 1 else "tensor-differs"

@@ -24,9 +24,7 @@ SAME = 0.2
 NUM_TOKENS = 12
 
 
-def find_common(
-    exact: Reference, narrow: Reference, ours: OurModel, fused: FusedOutputs, head: str | None
-) -> dict[str, str]:
+def find_common(exact: Reference, ours: OurModel, fused: FusedOutputs, head: str | None) -> dict[str, str]:
     """Our module -> the reference's module whose input it is given."""
     ids = [(5 * place + 3) % exact.vocab_size for place in range(NUM_TOKENS)]
     fed: dict[str, Tensor] = {}

@@ -48,7 +48,7 @@ class ServingJudge:
     @functools.cached_property
     def _given(self) -> dict[str, str]:
         """Our modules -> the reference's whose input they are given, in all runs."""
-        return find_common(self._session.reference, self._narrow, self.ours, self._fused, self._head)
+        return find_common(self._session.reference, self.ours, self._fused, self._head)
 
     @functools.cached_property
     def _fixed(self) -> list[str]:

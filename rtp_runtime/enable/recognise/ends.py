@@ -34,7 +34,7 @@ def recognise_ends(view: View, base: str, layers: Sequence[Call]) -> dict[str, A
     embedding = _embedding(view, base)
     before, after = _around(view, base, layers)
     blocks: dict[str, Block] = {}
-    first = _before(view, base, embedding, before, layers[0].inputs[0], blocks)
+    first = _before(view, embedding, before, layers[0].inputs[0], blocks)
     head, last, factor = _after(view, after, layers[-1].outputs[0], blocks)
     scale, cap = _logits(view, head, base)
     return {
@@ -76,9 +76,7 @@ def _around(view: View, base: str, layers: Sequence[Call]) -> tuple[list[Call], 
     )
 
 
-def _before(
-    view: View, base: str, embedding: Call, calls: Sequence[Call], wanted: Tensor, blocks: dict[str, Block]
-) -> Program:
+def _before(view: View, embedding: Call, calls: Sequence[Call], wanted: Tensor, blocks: dict[str, Block]) -> Program:
     values: dict[str, Tensor] = {TOKENS: embedding.outputs[0]}
     steps = []
     for call in calls:

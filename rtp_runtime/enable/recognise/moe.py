@@ -52,7 +52,7 @@ def recognise_moe(view: View, name: str) -> MoE:
         raise UnrecognisedError(view.label(name), "its experts are given something else than it is.", "that step")
     experts = _experts(view, name, call, routing)
     router = recognise_router(view, name, leaf(call.name), routing)
-    shared, values = _shared(view, name, rows(whole.inputs[0]), {leaf(call.name), router.name})
+    shared, values = _shared(view, name, {leaf(call.name), router.name})
     values[experts.name] = rows(call.outputs[0])
     factors = combination(rows(whole.outputs[0]), values)
     if factors is None or set(factors) != set(values):
@@ -68,7 +68,7 @@ def recognise_moe(view: View, name: str) -> MoE:
     return MoE(type(view.module(name)).__name__, router, experts, tuple(shared), codes)
 
 
-def _shared(view: View, name: str, x: Tensor, known: set[str]) -> tuple[list[Shared], dict[str, Tensor]]:
+def _shared(view: View, name: str, known: set[str]) -> tuple[list[Shared], dict[str, Tensor]]:
     """The other blocks inside, and what each adds to the sum."""
     shared, values = [], {}
     others = [call for call in view.recording.children(name) if leaf(call.name) not in known]
@@ -96,7 +96,7 @@ def _experts(view: View, name: str, call: Call, routing: Routing) -> RoutedExper
             view.label(call.name), f"it holds {', '.join(parameters)}.", "experts of two or three projections"
         )
     bias = [parameters[inside] for inside in biases]
-    loud = _loud(call, routing)
+    loud = _loud(call)
     for transposed, order, gate_up, down, names in _layouts(parameters, matrices, routing.x.shape[-1]):
         turned = [_ordered(bias[0], order), bias[1]] if bias else [None, None]
         for activation, limit, alpha in _activations(view, call.module):
@@ -121,7 +121,7 @@ def _experts(view: View, name: str, call: Call, routing: Routing) -> RoutedExper
 
 
 @torch.no_grad()
-def _loud(call: Call, routing: Routing) -> Tensor | None:
+def _loud(call: Call) -> Tensor | None:
     """What the experts make of large inputs, at which a clamp shows; None where they cannot be asked."""
     given = [LOUD * x if x.is_floating_point() and x.shape == call.inputs[0].shape else x for x in call.inputs]
     try:
