@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DogeConfig, MistralConfig
+from transformers import DogeConfig, JetMoeConfig, MistralConfig
+from transformers.masking_utils import chunked_causal_mask_function
 
 from rtp_runtime.bridge import bridged_blocks, bridged_states, bridged_weights, proven_with
+from rtp_runtime.bridge.cache import Piece, RequestStates
+from rtp_runtime.bridge.modules import causal_mask
 from rtp_runtime.bridge.target import Target, installed_version
 from rtp_runtime.errors import UnsupportedModelError
 from rtp_runtime.testing import check_plugin, tiny_checkpoint
@@ -86,6 +89,25 @@ def test_states_and_weights_are_read_off_the_block() -> None:
     }
     weights = {weight.parameter for weight in bridged_weights(ATTENTION, DOGE, 0, prefix="a.")}
     assert {"a.A", "a.q_proj.weight", "a.dt_proj.weight"} <= weights
+
+
+def test_states_of_a_block_whose_steps_depend_on_values() -> None:
+    """Its router counts tokens, which no tensor without data can."""
+    home = "transformers.models.jetmoe.modeling_jetmoe:JetMoe"
+    config = JetMoeConfig(hidden_size=32, kv_channels=8, num_key_value_heads=2, num_local_experts=4)
+    states = bridged_states(f"{home}Attention", config, 0, rotary=f"{home}RotaryEmbedding")
+    axes = {"kv heads": 2, "head dim": 8}
+    assert {name: dict(state.axes) for name, state in states.items()} == {"key": axes, "value": axes}
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 7), (5, 6), (9, 17)])
+def test_chunks_are_those_of_transformers(first: int, end: int) -> None:
+    states: Any = RequestStates({}, Any, Piece(0, range(end - first), first), window=4, slots={})
+    seen = causal_mask(states, torch.empty(0), chunked=True)[0, 0] == 0
+    wanted = chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int))
+    asked = [[bool(wanted(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(end)] for q in range(first, end)]
+    held = torch.tensor(asked)
+    assert torch.equal(seen, held[:, states.start :]) and not held[:, : states.start].any()
 
 
 @pytest.mark.parametrize(
