@@ -28,7 +28,7 @@ NEW_TOKENS = 8
 """Of models that are not small."""
 FEW_NEW_TOKENS = 4
 """Of large ones."""
-FEW_LENGTHS = (9, 96)
+FEW_LENGTHS = (9, 72)
 FEW_TOKENS = 300
 """Of large ones, a window or a compressed entry is crossed twice by prompts of at most this length."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,14 @@ class TestRealWeights:
             if ".layers.1." not in name and not any(f"experts.{i}." in name for i in range(4, 8))
         }
         assert len(after) == len(kept)
+
+    def test_the_folder_goes_when_the_check_is_ended(self, checkpoint: Checkpoint) -> None:
+        options = CheckOptions(model=checkpoint("qwen2"), layers="1")
+        with pytest.raises(SystemExit), prepared(options, print, lambda config: None) as ready:
+            assert ready.options.model.exists()
+            signal.raise_signal(signal.SIGTERM)
+        assert not ready.options.model.exists()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
     def test_a_cut_checkpoint_matches(self, checkpoint: Checkpoint) -> None:
         # One with tables of expert ids: an id that was left as it is would raise.
