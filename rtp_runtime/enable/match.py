@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,20 +69,40 @@ def express(value: float, config: Any, keys: Iterable[str], prefer: str = "") ->
         return not (prefer and re.search(prefer, key)), key
 
     numbers = [(key, found) for key in sorted(set(keys), key=order) if (found := _number(config, key)) is not None]
-    forms: Sequence[tuple[str, Any]] = (
-        ("{}", lambda x: x),
-        ("{}**-0.5", lambda x: x**-0.5 if x > 0 else math.nan),
-        ("{}**0.5", lambda x: x**0.5 if x > 0 else math.nan),
-        ("1 / {}", lambda x: 1 / x if x else math.nan),
-    )
-    for form, function in forms:
+    for found in (_of_one, _of_two, _multiples, _with_layers, _rounded_roots):
+        expression = found(value, numbers, config)
+        if expression is not None:
+            return expression
+    return None
+
+
+Numbers = Sequence[tuple[str, float]]
+"""Config keys and what they hold."""
+FORMS: Sequence[tuple[str, Callable[[float], float]]] = (
+    ("{}", lambda x: x),
+    ("{}**-0.5", lambda x: x**-0.5 if x > 0 else math.nan),
+    ("{}**0.5", lambda x: x**0.5 if x > 0 else math.nan),
+    ("1 / {}", lambda x: 1 / x if x else math.nan),
+)
+
+
+def _of_one(value: float, numbers: Numbers, config: Any) -> Expression | None:
+    for form, function in FORMS:
         for key, number in numbers:
             if close(function(number), value):
                 return Expression(form.format(f"config.{key}"), (key,))
+    return None
+
+
+def _of_two(value: float, numbers: Numbers, config: Any) -> Expression | None:
     for key, number in numbers:
         for other, second in numbers:
             if key != other and number > 1 < second and close(number * second, value):
                 return Expression(f"config.{key} * config.{other}", (key, other))
+    return None
+
+
+def _multiples(value: float, numbers: Numbers, config: Any) -> Expression | None:
     for key, number in numbers:
         for multiple in MULTIPLES:
             if close(multiple * number, value):
@@ -90,10 +110,18 @@ def express(value: float, config: Any, keys: Iterable[str], prefer: str = "") ->
     for key, number in numbers:
         if number % 2 == 0 and number > 2 and number == 2 * value:
             return Expression(f"config.{key} // 2", (key,))
+    return None
+
+
+def _with_layers(value: float, numbers: Numbers, config: Any) -> Expression | None:
     layers = _number(config, "num_hidden_layers")
     for key, number in numbers:
         if layers and close(number / layers**0.5, value):
             return Expression(f"config.{key} / config.num_hidden_layers**0.5", (key, "num_hidden_layers"))
+    return None
+
+
+def _rounded_roots(value: float, numbers: Numbers, config: Any) -> Expression | None:
     for key, number in numbers:
         if number > 0 and float(torch.tensor(number**0.5, dtype=torch.bfloat16)) == value:
             root = f'torch.tensor(config.{key}**0.5, dtype=torch.bfloat16, device="cpu")'

@@ -55,17 +55,7 @@ def plugin_files(
         pinned: config keys and the values that the model was written for, as code.
         requires: distributions that it needs besides rtp-runtime.
     """
-    import transformers
-
-    from rtp_runtime import __version__
-    from rtp_runtime.hookspecs import API_VERSION
-
-    values = {
-        "names": names,
-        "title": _title(names),
-        "api": API_VERSION,
-        "runtime_version": ".".join(__version__.split(".")[:2]),
-        "transformers_version": transformers.__version__,
+    values = _values(names) | {
         "modeling_file": modeling_file,
         "recognised": recognised,
         "pinned": pinned,
@@ -80,6 +70,22 @@ def plugin_files(
         f"{package}/{names.module}.py": model,
         f"tests/test_{names.module}.py": render("test_model.py.jinja", **values),
         "tests/config.json": json.dumps(raw, indent=2, sort_keys=True, ensure_ascii=False) + "\n",
+    }
+
+
+def _values(names: PluginNames) -> dict[str, Any]:
+    """What every template may write: names and versions."""
+    import transformers
+
+    from rtp_runtime import __version__
+    from rtp_runtime.hookspecs import API_VERSION
+
+    return {
+        "names": names,
+        "title": _title(names),
+        "api": API_VERSION,
+        "runtime_version": ".".join(__version__.split(".")[:2]),
+        "transformers_version": transformers.__version__,
     }
 
 

@@ -127,24 +127,6 @@ def _groups(view: View, name: str, num: int) -> list[tuple[int, int, str]]:
 
 def _router(view: View, name: str, gate: _Gate, options: dict[str, Any], scale: float) -> Router:
     label, keys = view.label(name), view.keys_inside(name)
-    codes = [("score", literal(options["score"])), ("renormalize", str(options["renormalize"]))]
-    if options["renormalize"] and (eps := _epsilon(view, name)):
-        codes.append(("renormalize_eps", eps))
-    if not close(scale, 1.0):
-        codes.append(("scale", view.express(scale, keys, label, "the factor of its weights", "scal|factor").code))
-    if "jitter" in options:
-        codes.append(("jitter", view.express(options["jitter"], keys, label, "its jitter", "router").code))
-    if options.get("groups", 1) > 1:
-        names = [key for key in keys if "group" in key]
-        for option in ("groups", "top_groups"):
-            codes.append(
-                (option, view.express(options[option], names, label, f"its number of {option}", PREFERRED[option]).code)
-            )
-        codes.append(("group_score", literal(options["group_score"])))
-    if options.get("choose_by", "scores") != "scores":
-        codes.append(("choose_by", literal(options["choose_by"])))
-    if options.get("soft_cap") is not None:
-        codes.append(("soft_cap", view.express(options["soft_cap"], keys, label, "its soft cap").code))
     module = view.module(name)
     shapes = {key: tuple(value.shape) for key, value in (*module.named_parameters(), *module.named_buffers())}
     correction = shapes.get(gate.correction or "", ())
@@ -155,12 +137,34 @@ def _router(view: View, name: str, gate: _Gate, options: dict[str, Any], scale: 
         weight=gate.weight,
         num_experts=view.express(gate.value.shape[0], keys, label, "its number of experts", "experts$").code,
         top_k=view.express(options["k"], keys, label, "its number of experts per token", "per_tok|top").code,
-        options=tuple(codes) + ((("wide", "True"),) if wide else ()),
+        options=tuple(_options(view, name, options, scale)) + ((("wide", "True"),) if wide else ()),
         bias=gate.bias,
         correction=gate.correction,
         correction_shape=("1",) * (len(correction) - 1) + ("experts.count",),
         pinned=pinned,
     )
+
+
+def _options(view: View, name: str, options: dict[str, Any], scale: float) -> Iterator[tuple[str, str]]:
+    """What the router is given beside sizes, as code."""
+    label, keys = view.label(name), view.keys_inside(name)
+    yield "score", literal(options["score"])
+    yield "renormalize", str(options["renormalize"])
+    if options["renormalize"] and (eps := _epsilon(view, name)):
+        yield "renormalize_eps", eps
+    if not close(scale, 1.0):
+        yield "scale", view.express(scale, keys, label, "the factor of its weights", "scal|factor").code
+    if "jitter" in options:
+        yield "jitter", view.express(options["jitter"], keys, label, "its jitter", "router").code
+    if options.get("groups", 1) > 1:
+        names = [key for key in keys if "group" in key]
+        for option in ("groups", "top_groups"):
+            yield option, view.express(options[option], names, label, f"its number of {option}", PREFERRED[option]).code
+        yield "group_score", literal(options["group_score"])
+    if options.get("choose_by", "scores") != "scores":
+        yield "choose_by", literal(options["choose_by"])
+    if options.get("soft_cap") is not None:
+        yield "soft_cap", view.express(options["soft_cap"], keys, label, "its soft cap").code
 
 
 def _epsilon(view: View, name: str) -> str | None:
