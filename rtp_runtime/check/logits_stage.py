@@ -17,6 +17,8 @@ from rtp_runtime.check.report import Finding, Measure, NotJudged, StageResult
 from rtp_runtime.check.session import Case, Session
 from rtp_runtime.check.undecided import settle
 
+FLOAT32 = 2.0**-24
+"""Rounding of a float32 number, relative to it."""
 MIN_DISTINCT = 4
 """A continuation with fewer distinct tokens judges nothing."""
 
@@ -117,7 +119,10 @@ def compare_logprobs(session: Session, case: Case, ours: Sequence[float]) -> Log
     start, spread = len(case.prompt) - 1, float(case.logits.std())
     rows = case.logits[start : start + len(ours)].log_softmax(dim=-1)  # [tokens, vocab]
     wanted = [float(row[token]) for row, token in zip(rows, case.continuation, strict=False)]
-    errors = [abs(one - other) / spread / 2 for one, other in zip(ours, wanted, strict=True)]
+    # Logits that spread little have log probabilities of many units in the last place of theirs.
+    rounding = [8 * FLOAT32 * abs(one) for one in wanted]
+    apart = [abs(one - other) for one, other in zip(ours, wanted, strict=True)]
+    errors = [max(0.0, gap - unit) / spread / 2 for gap, unit in zip(apart, rounding, strict=True)]
     limit = session.first_ties.get(case.name, len(case.logits)) - start
     errors = errors[: max(0, limit)]
     worst = max(range(len(errors)), key=lambda place: errors[place], default=None)

@@ -142,7 +142,7 @@ def _turned(seen: _Seen, k: Path, sizes: Sizes) -> dict[str, Any]:
     return {
         "rotary": f'Rotary("{k.turn.layout}")',
         "inverse": k.turn.inverse,
-        "wide_turn": table.code is not None and stays_wide(seen.view, table.module),
+        "wide_turn": stays_wide(seen.view, table.module),
         "table": table.key,
         "partial": share,
     }
