@@ -1,6 +1,8 @@
 """What tools/alone runs in an environment that has the runtime and one plugin: list, inspect, check and generate.
 
-One process for all of a family's tiny checkpoints; the environment's own `rtp` lists the plugins.
+One process for all of a family's tiny checkpoints; the environment's own `rtp` lists the plugins. The first checkpoint
+is checked whole. The others are checked up to their logits: how requests share the engine is no plugin's, and the
+plugins' own tests generate in batches, in chunks and after preemption.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PROMPT = "5,7,11,13,17,19,23"
+UP_TO_LOGITS = ("--stages", "audit,pinned,probes,logits")
+AGREES = "NOT-JUDGED, exit status 2: nothing differs, but not everything was judged: modes."
+"""How a check up to the logits ends well: the only required stage that is missing is the one that was left out."""
 
 
 def main(family: str) -> int:
@@ -28,8 +33,8 @@ def main(family: str) -> int:
         print(f"rtp_runtime comes from {rtp_runtime.__file__}, not from this environment", file=sys.stderr)
         return 1
     problems = listing(family)
-    for name in FAMILIES[family]:
-        problems += checkpoint(name)
+    for number, name in enumerate(FAMILIES[family]):
+        problems += checkpoint(name, whole=number == 0)
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
@@ -46,7 +51,7 @@ def listing(family: str) -> list[str]:
     return []
 
 
-def checkpoint(name: str) -> list[str]:
+def checkpoint(name: str, whole: bool) -> list[str]:
     """Write a tiny checkpoint and run every command on it; one line on stdout, and what failed."""
     from rtp_runtime.testing.tiny_models import write_tiny
 
@@ -54,9 +59,11 @@ def checkpoint(name: str) -> list[str]:
     with contextlib.redirect_stderr(io.StringIO()):
         write_tiny(name, name)
     problems = []
-    for words in (("inspect", name), ("check", name), ("generate", name, "--token-ids", PROMPT, "--max-tokens", "8")):
+    generate = ("generate", name, "--token-ids", PROMPT, "--max-tokens", "8")
+    check = ("check", name) if whole else ("check", name, *UP_TO_LOGITS)
+    for words in (("inspect", name), check, generate):
         status, said = run(words)
-        if status:
+        if status and not (words[-2:] == UP_TO_LOGITS and said.startswith(AGREES)):
             problems.append(f"`rtp {' '.join(words)}` exits {status}:\n{said}")
     verdict = "failed" if problems else "inspect, check, generate"
     print(f"{name:22} {verdict:26} {time.monotonic() - started:5.1f} s", flush=True)
