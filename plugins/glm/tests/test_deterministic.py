@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from rtp_runtime import LLM
-from rtp_runtime.testing.tiny_models import VOCAB_SIZE, write_tiny
+from rtp_runtime.testing.engines import assert_deterministic
+from rtp_runtime.testing.tiny_models import write_tiny
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {}),
@@ -21,19 +19,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm5_next": ("glm5_next", {}),
     "glm5_next, no lower bound": ("glm5_next", {"linear_lower_bound": None, "linear_num_heads": 3}),
 }
-
-
-def logits(directory: Path, chunk: int) -> Tensor:
-    draw = torch.Generator().manual_seed(1)
-    prompt = torch.randint(3, VOCAB_SIZE, (61,), generator=draw).tolist()
-    with LLM(directory, dtype="float32", num_blocks=64, deterministic=True, max_chunk_tokens=chunk) as llm:
-        return llm.logits(prompt)
+CHUNKS = {"chunks": {"max_chunk_tokens": 7}, "one token at a time": {"max_chunk_tokens": 1}}
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_chunks_change_nothing(tmp_path: Path, model: str) -> None:
     name, overrides = MODELS[model]
     write_tiny(name, tmp_path, **overrides)
-    whole = logits(tmp_path, 64)
-    for chunk in (7, 1):
-        assert torch.equal(logits(tmp_path, chunk), whole)
+    assert_deterministic(tmp_path, "float32", (61,), CHUNKS)
