@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from toy import oracle
+from toy.finish import finish
 from toy.model import ToyForCausalLM, state_descriptors
 from toy.numbers import VOCAB, ToyConfig
 
@@ -89,20 +90,10 @@ def run(
     """Prompts to their end; what nobody owns is poisoned whenever no step is in flight."""
     engine = Engine(loaded, EngineConfig(**({"num_blocks": 24, "max_num_seqs": 8} | limits)), proposer=proposer)
     ids = [engine.add(prompt, params, return_logits=logits) for prompt in prompts]
-    outputs: dict[str, RequestOutput] = {}
-    steps = 0
-    while engine.has_work:
-        if not engine._tickets:
-            engine._state.poison()
-        steps += 1
-        if preempt_every and steps % preempt_every == 0:
-            engine.preempt(ids[steps // preempt_every % len(ids)])
-        for news in engine.step():
-            if news.finish_reason is not None:
-                outputs[news.request_id] = engine.output(news.request_id)
+    outputs = finish(engine, ids, preempt_every)
     engine.clear_prefixes()
     assert engine._state.arena.num_free == engine._state.arena.plan.num_extents, "all state has come back"
-    return engine, [outputs[each] for each in ids]
+    return engine, outputs
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

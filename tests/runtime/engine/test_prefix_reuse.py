@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy import oracle
+from toy.finish import finish
 from toy.model import ToyForCausalLM, state_descriptors
 from toy.numbers import VOCAB, ToyConfig
 
@@ -70,19 +71,7 @@ def run(
     engine: Engine, prompts: Sequence[Prompt], params: SamplingParams = GREEDY, preempt_every: int = 0, **options: Any
 ) -> list[RequestOutput]:
     ids = [engine.add(prompt, params, **options) for prompt in prompts]
-    outputs: dict[str, RequestOutput] = {}
-    steps = 0
-    while engine.has_work:
-        if not engine._tickets:
-            engine._state.poison()
-        steps += 1
-        if preempt_every and steps % preempt_every == 0:
-            engine.preempt(ids[steps // preempt_every % len(ids)])
-        for news in engine.step():
-            if news.finish_reason is not None:
-                outputs[news.request_id] = engine.output(news.request_id)
-        assert steps < 3000
-    return [outputs[each] for each in ids]
+    return finish(engine, ids, preempt_every)
 
 
 def check(outputs: Sequence[RequestOutput], prompts: Sequence[Prompt]) -> None:
