@@ -69,8 +69,8 @@ def express(value: float, config: Any, keys: Iterable[str], prefer: str = "") ->
         return not (prefer and re.search(prefer, key)), key
 
     numbers = [(key, found) for key in sorted(set(keys), key=order) if (found := _number(config, key)) is not None]
-    for found in (_of_one, _of_two, _multiples, _with_layers, _rounded_roots):
-        expression = found(value, numbers, config)
+    for rule in (_of_one, _of_two, _multiples, _with_layers, _rounded_roots):
+        expression = rule(value, numbers, config)
         if expression is not None:
             return expression
     return None

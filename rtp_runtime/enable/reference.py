@@ -90,7 +90,7 @@ def _is_mapped(config: Any, architecture: str) -> bool:
     """Whether transformers takes this class for decoders of the config's model type, as some types borrow another's."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(getattr(config, "model_type", None)) == architecture
+    return bool(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(getattr(config, "model_type", None)) == architecture)
 
 
 def meta_model(cls: Any, config: Any) -> nn.Module:

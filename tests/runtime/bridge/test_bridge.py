@@ -102,7 +102,8 @@ def test_states_of_a_block_whose_steps_depend_on_values() -> None:
 
 @pytest.mark.parametrize(("first", "end"), [(0, 7), (5, 6), (9, 17)])
 def test_chunks_are_those_of_transformers(first: int, end: int) -> None:
-    states: Any = RequestStates({}, Any, Piece(0, range(end - first), first), window=4, slots={})
+    batch: Any = None  # which the mask does not ask
+    states = RequestStates({}, batch, Piece(0, range(end - first), first), window=4, slots={})
     seen = causal_mask(states, torch.empty(0), chunked=True)[0, 0] == 0
     wanted = chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int))
     asked = [[bool(wanted(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(end)] for q in range(first, end)]
