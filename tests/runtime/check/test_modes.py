@@ -1,4 +1,7 @@
-"""Modes that only some faults reach: each fault shows in the rows of the matrix that can see it, and in no other."""
+"""Modes that only some faults reach: each fault shows in the rows of the matrix that can see it, and in no other.
+
+The same rows over clean models: test_clean_runs.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,3 @@ class NoSnapshots(BatchBuilder):
 def test_a_snapshot_that_holds_nothing(wrong_modes: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rtp_runtime.engine.runner.BatchBuilder", NoSnapshots)
     assert wrong_modes("qwen3_next") == {"again from a cached prefix", "restored from a snapshot"}
-
-
-def test_a_clean_model_with_state_per_request(wrong_modes: Wrong) -> None:
-    assert wrong_modes("qwen3_next") == set()

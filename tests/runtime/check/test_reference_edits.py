@@ -1,4 +1,7 @@
-"""`--reference`: the edited module is named whichever side was edited, and nothing crashes."""
+"""`--reference`: the edited module is named whichever side was edited, and nothing crashes.
+
+A cause is looked for where ours was edited; which causes are named is for test_causes and `tools/faults`.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,11 @@ def copy_with(
     return copy
 
 
-def check(model: Path, reference: Path) -> CheckReport:
-    return run_check(CheckOptions(model=model, reference=reference, lengths=(10, 40), num_new_tokens=4, stages=STAGES))
+def check(model: Path, reference: Path, explain: bool) -> CheckReport:
+    options = CheckOptions(
+        model=model, reference=reference, lengths=(10, 40), num_new_tokens=4, stages=STAGES, explain=explain
+    )
+    return run_check(options)
 
 
 EDITS = [
@@ -73,7 +79,7 @@ def test_edit_is_named(
 ) -> None:
     edited = copy_with(checkpoint(name), tmp_path / "edited", config, edit)
     pair = (edited, checkpoint(name)) if side == "ours" else (checkpoint(name), edited)
-    report = check(*pair)
+    report = check(*pair, explain=side == "ours")
     assert report.exit == 1
     assert report.first_wrong is not None
     assert (report.first_wrong.module, report.first_wrong.layer) == place
@@ -84,7 +90,7 @@ def test_a_missing_layer_is_named(side: str, checkpoint: Callable[[str], Path], 
     config = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}
     edited = copy_with(checkpoint("qwen2"), tmp_path / "edited", config)
     pair = (edited, checkpoint("qwen2")) if side == "ours" else (checkpoint("qwen2"), edited)
-    report = check(*pair)
+    report = check(*pair, explain=side == "ours")
     assert report.first_wrong is not None
     assert (report.first_wrong.module, report.first_wrong.layer) == ("model.layers.3", 3)
 

@@ -13,6 +13,7 @@ from rtp_runtime.check import CheckOptions, run_check
 from rtp_runtime.check.loading import load_reference
 from rtp_runtime.check.names import Naming, find_layers, match_names
 from rtp_runtime.check.noise import Noise, add_noise
+from rtp_runtime.check.options import REQUIRED
 from rtp_runtime.check.paths import Effort
 from rtp_runtime.check.reference import Feeding, Reference
 from rtp_runtime.testing.tiny_models import write_tiny
@@ -43,7 +44,8 @@ def test_inconsistent_reference_still_judges_by_its_sound_path(
     checkpoint: Callable[[str], Path], reference: References
 ) -> None:
     report = run_check(
-        CheckOptions(model=checkpoint("minimax"), lengths=LENGTHS, num_new_tokens=6), reference=reference("minimax")
+        CheckOptions(model=checkpoint("minimax"), lengths=LENGTHS, num_new_tokens=6, stages=REQUIRED),
+        reference=reference("minimax"),
     )
     assert (report.verdict, report.exit) == ("MATCH", 0)
     data = report.to_json()
@@ -62,7 +64,7 @@ def test_without_a_sound_path_nothing_is_judged(
 
     monkeypatch.setattr(Reference, "logits", cached_otherwise)
     fresh = Reference(checkpoint("qwen3"), reference("qwen3").model)
-    options = CheckOptions(model=checkpoint("qwen3"), lengths=LENGTHS, num_new_tokens=6)
+    options = CheckOptions(model=checkpoint("qwen3"), lengths=LENGTHS, num_new_tokens=6, stages=REQUIRED)
     report = run_check(options, reference=fresh)
     assert (report.verdict, report.exit) == ("REFERENCE-INCONSISTENT", 2)
     assert report.inconsistent and not report.judged_by
@@ -83,7 +85,7 @@ def test_recurrent_layers_alone_have_their_cached_paths(tmp_path: Path) -> None:
     assert {name for name, found in noise.inconsistent.items() if found.raised} == {
         f"cache, {feeding}, positions left to the model" for feeding in ("in two chunks", "one token at a time")
     }
-    report = run_check(CheckOptions(model=tmp_path, lengths=LENGTHS, num_new_tokens=6))
+    report = run_check(CheckOptions(model=tmp_path, lengths=LENGTHS, num_new_tokens=6, stages=REQUIRED))
     assert (report.verdict, report.exit) == ("MATCH", 0)
 
 

@@ -30,7 +30,7 @@ def serving(model: Path, reference: Reference | None = None, **more: Any) -> Sta
     return next(stage for stage in report.stages if stage.name == "serving")
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe", "deepseek_v32", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v32", "qwen3_next"])
 def test_clean_models_round_as_the_reference(
     name: str, checkpoint: Checkpoint, reference: Callable[[str], Reference]
 ) -> None:
@@ -54,10 +54,9 @@ def choices_are_counted(stage: StageResult) -> None:
     assert any("rounding changed what was chosen" in note for note in stage.notes)
 
 
-@pytest.mark.parametrize(("name", "seed"), [("qwen3", 3), ("minimax_m2", 5)])
-def test_other_seeds_and_float16_round_as_the_reference(name: str, seed: int, tmp_path: Path) -> None:
-    write_tiny(name, tmp_path / name, seed)
-    stage = serving(tmp_path / name, seed=seed, dtype="float16" if seed == 3 else "bfloat16")
+def test_another_seed_in_float16_rounds_as_the_reference(tmp_path: Path) -> None:
+    write_tiny("qwen3", tmp_path / "model", 3)
+    stage = serving(tmp_path / "model", seed=3, dtype="float16")
     assert (stage.status, stage.findings) == (MATCH, [])
 
 
