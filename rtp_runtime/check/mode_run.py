@@ -27,8 +27,11 @@ from rtp_runtime.check.splits import FusedOutputs
 CHEAP_STEPS = 70
 """Steps that a mode may take on a model of which a step costs little."""
 FEW_STEPS = 16
+LARGE_STEPS = 12
+"""Of a large model, each step of which reads gigabytes."""
 MODE_TOKENS = 5
 """New tokens in modes that run one request after another; the ordinary run goes on longer."""
+LARGE_TOKENS = 2
 MAX_MODE_CURVES = 4
 """Curves of logits that are kept of modes that are wrong."""
 
@@ -48,8 +51,9 @@ class Mode:
 
 def affordable(session: Session, mode: Mode) -> list[Case]:
     """The cases that a mode runs: all while steps are cheap, else the longest ones that fit, at least the shortest."""
-    left = float(CHEAP_STEPS if session.reference.is_small else FEW_STEPS)
-    decode = 0 if mode.schedule.together else min(MODE_TOKENS, session.num_new_tokens)
+    reference = session.reference
+    left = float(CHEAP_STEPS if reference.is_small else LARGE_STEPS if reference.is_large else FEW_STEPS)
+    decode = 0 if mode.schedule.together else _alone_tokens(session)
     chosen = []
     cases = ordinary_cases(session)
     if mode.longest is not None:
@@ -72,7 +76,11 @@ def new_tokens(session: Session, mode: Mode) -> int:
     """Tokens that each request of a mode goes on for."""
     if mode.num_new_tokens is not None:
         return min(mode.num_new_tokens, session.num_new_tokens)
-    return session.num_new_tokens if mode.schedule.together else min(MODE_TOKENS, session.num_new_tokens)
+    return session.num_new_tokens if mode.schedule.together else _alone_tokens(session)
+
+
+def _alone_tokens(session: Session) -> int:
+    return min(LARGE_TOKENS if session.reference.is_large else MODE_TOKENS, session.num_new_tokens)
 
 
 def run_mode(session: Session, stage: StageResult, mode: Mode, model: OurModel | None = None) -> bool:

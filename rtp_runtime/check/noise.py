@@ -17,7 +17,7 @@ from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.compare import LOGITS_TOLERANCE, MODULE_TOLERANCE, RelativeError, logits_error, tolerance
 from rtp_runtime.check.names import layer_of
 from rtp_runtime.check.pairs import pair_tensors
-from rtp_runtime.check.paths import Effort, OtherPath, other_paths
+from rtp_runtime.check.paths import ONE_BY_ONE, Effort, OtherPath, other_paths
 from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.report import Inconsistency
 
@@ -132,6 +132,15 @@ def add_noise(
             noise.inconsistent.setdefault(path.name, _broken(path.name, prompt, error))
             continue
         _compare(noise, reference, path, Run(prompt, ids, logits[: len(other)], other, capture))
+
+
+def add_continuation(noise: Noise, other: Tensor, wanted: Tensor) -> None:
+    """A continuation's logits against a full forward's, both [tokens, vocab]: a path through the cache that was run."""
+    error = logits_error(other, wanted).value
+    noise.tried.add(ONE_BY_ONE)
+    if error <= SOUND * LOGITS_TOLERANCE:
+        noise.confirmed_by.add(ONE_BY_ONE)
+        noise.logits[ONE_BY_ONE] = max(error, noise.logits.get(ONE_BY_ONE, 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ SHORT = 96
 """A prompt of at most this length is also run with each of its tokens alone where layers are recurrent."""
 SINGLE_STEPS = 4
 """Tokens that are fed one at a time after a prefill."""
-BATCH, TWO_CHUNKS = "batch of two", "cache, in two chunks"
+BATCH, TWO_CHUNKS, ONE_BY_ONE = "batch of two", "cache, in two chunks", "cache, one token at a time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent
     """What this model offers. `recurrent`: some layers compute otherwise over a prompt than token by token."""
     modules = effort is not Effort.LOGITS
     if reference.is_large:
-        yield from _few_paths(reference, num_tokens)
+        yield from _few_paths(reference, num_tokens, recurrent)
         return
     if modules:
         yield OtherPath(BATCH)
@@ -78,16 +78,14 @@ def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent
         return
     middle, start = num_tokens // 2, max(1, num_tokens - SINGLE_STEPS)
     if reference.is_small and num_tokens > SEVERAL:
-        size = -(-num_tokens // SEVERAL)
-        chunks = [min(size, num_tokens - place) for place in range(0, num_tokens, size)]
-        yield OtherPath("cache, in several chunks", Feeding(tuple(chunks)), independent=True, measures_modules=False)
+        yield _several_chunks(num_tokens)
     if recurrent and reference.is_small and effort is not Effort.MODULES and num_tokens <= SHORT:
         yield OtherPath(
             "cache, every token alone", Feeding((1,) * num_tokens), independent=True, measures_modules=False
         )
     plans = {
         TWO_CHUNKS: (middle, num_tokens - middle),
-        "cache, one token at a time": (start, *[1] * (num_tokens - start)),
+        ONE_BY_ONE: (start, *[1] * (num_tokens - start)),
     }
     for name, parts in plans.items():
         yield OtherPath(name, Feeding(parts), independent=True, measures_modules=modules)
@@ -97,7 +95,7 @@ def other_paths(reference: Reference, num_tokens: int, effort: Effort, recurrent
         )
 
 
-def _few_paths(reference: Reference, num_tokens: int) -> Iterator[OtherPath]:
+def _few_paths(reference: Reference, num_tokens: int, recurrent: bool) -> Iterator[OtherPath]:
     """Of a large model: all other implementations at once, and its cache.
 
     Its continuations go through the cache token by token already, and are compared with a full forward.
@@ -116,6 +114,14 @@ def _few_paths(reference: Reference, num_tokens: int) -> Iterator[OtherPath]:
     if num_tokens > 1 and reference.keeps_cache:
         halves = (num_tokens // 2, num_tokens - num_tokens // 2)
         yield OtherPath(TWO_CHUNKS, Feeding(halves), independent=True, measures_modules=False)
+        if recurrent and num_tokens > SEVERAL:
+            yield _several_chunks(num_tokens)
+
+
+def _several_chunks(num_tokens: int) -> OtherPath:
+    size = -(-num_tokens // SEVERAL)
+    chunks = [min(size, num_tokens - place) for place in range(0, num_tokens, size)]
+    return OtherPath("cache, in several chunks", Feeding(tuple(chunks)), independent=True, measures_modules=False)
 
 
 def _settings(model: Any) -> Iterator[tuple[str, Callable[[], AbstractContextManager[None]]]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rtp_runtime.check.capture import Capture
-from rtp_runtime.check.noise import MOST_NOISE, Noise, add_noise
+from rtp_runtime.check.noise import MOST_NOISE, Noise, add_continuation, add_noise
 from rtp_runtime.check.options import CheckOptions
 from rtp_runtime.check.ours import OurModel, Output
 from rtp_runtime.check.paths import Effort
@@ -177,6 +177,8 @@ def _make_case(session: Session, prompt: Prompt, extra: bool = False) -> tuple[C
         session.unsound_continuations.append(prompt.name)
         continuation = session.reference.continuation_by_full_forwards(prompt.ids, session.num_new_tokens)
         logits, capture = session.reference.capture((*prompt.ids, *continuation.tokens[:-1]))
+    elif session.reference.is_large and session.reference.keeps_cache:
+        add_continuation(session.noise, continuation.logits, logits[len(prompt) - 1 :])
     if not session.order or len(capture.order) > len(session.order):
         session.order, session.consumers = capture.order, capture.consumers
     _note_experts(session, capture)
