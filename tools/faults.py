@@ -57,7 +57,7 @@ def main() -> int:
         sys.path.insert(0, folder)
         models = Models(Path(folder))
         scores = list(_faults(chosen, arguments.seeds, models, Path(folder)))
-        runs = [] if arguments.names or arguments.no_clean else list(clean_runs(TINY_NAMES, arguments.seeds))
+        runs = [] if arguments.names or arguments.no_clean else list(clean_runs(arguments.models, arguments.seeds))
         alarms = list(_clean(runs[arguments.part[0] :: arguments.part[1]], models, Path(folder)))
     results = {"faults": [_row(each) for each in scores], "clean": alarms}
     if arguments.json:
@@ -74,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=_numbers, default=(0, 1, 2), metavar="A,B", help="of weights (0,1,2)")
     parser.add_argument("--no-faults", action="store_true", help="clean runs alone")
     parser.add_argument("--no-clean", action="store_true", help="leave the clean runs out")
+    parser.add_argument("--models", type=_names, default=TINY_NAMES, metavar="A,B", help="of the clean runs (all)")
     parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="every Nth clean run, from the Ith")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table, as in docs/faults.md")
     parser.add_argument(
@@ -99,6 +100,10 @@ def _place(row: dict[str, object]) -> tuple[int, int]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 MODULE_TOLERANCE = 2e-6
 """Relative error of a sub-block fed the reference's input; the reference's own paths differ by at most 6e-7."""
-LOGITS_TOLERANCE = 2e-5
-"""max |ours - reference| over the reference's standard deviation."""
+LOGITS_TOLERANCE = 4e-5
+"""max |ours - reference| over the reference's standard deviation. The reference's own paths differ by at most 5.5e-6,
+ours from it by up to 2.3e-5 in 270 clean runs; the least fault that shows in no module is at 2e-4."""
 NOISE_FACTOR = 3.0
 """A tolerance is never below this many times what the reference's own paths disagree by."""
 

@@ -165,7 +165,7 @@ class ProbeTable:
 
     def measures(self, tolerance: Tolerance) -> list[Measure]:
         """Every probe with its worst prompt, in execution order."""
-        return [self._measure(key, tolerance(key.module)) for key in self.keys()]
+        return [self._measure(key, _allowed(key, tolerance)) for key in self.keys()]
 
     def findings(self, tolerance: Tolerance, stage: str, where: str = "") -> list[Finding]:
         """Every probe beyond its tolerance, in execution order, each with whether the fault is there."""
@@ -176,7 +176,8 @@ class ProbeTable:
                 if cause or key.what != INPUT:
                     found.setdefault(key, []).append((cause, prompt, self._probes[key][prompt]))
         return [
-            self._finding(key, found[key], tolerance(key.module), stage, where) for key in sorted(found, key=self.rank)
+            self._finding(key, found[key], _allowed(key, tolerance), stage, where)
+            for key in sorted(found, key=self.rank)
         ]
 
     def _wrong(self, prompt: str, tolerance: Tolerance) -> Iterator[tuple[ProbeKey, bool]]:
@@ -184,8 +185,8 @@ class ProbeTable:
         wrong: dict[ProbeKey, bool] = {}
         for key in self.keys():
             probe = self._probes[key].get(prompt)
-            if probe is not None and not probe.error <= tolerance(key.module):
-                wrong[key] = self._is_cause(key, prompt, wrong, tolerance(key.module))
+            if probe is not None and not probe.error <= _allowed(key, tolerance):
+                wrong[key] = self._is_cause(key, prompt, wrong, _allowed(key, tolerance))
                 yield key, wrong[key]
 
     def _is_cause(self, key: ProbeKey, prompt: str, wrong: Mapping[ProbeKey, bool], allowed: float) -> bool:
@@ -250,3 +251,8 @@ class ProbeTable:
             cause=cause,
             rank=self.rank(key),
         )
+
+
+def _allowed(key: ProbeKey, tolerance: Tolerance) -> float:
+    """A layer's input, before it is replaced, is the sum of what two blocks before it gave: it may be off by both."""
+    return tolerance(key.module) * (2 if key.what == INPUT else 1)
