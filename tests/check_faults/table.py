@@ -7,10 +7,10 @@ from typing import Any
 
 HEAD = """# What the checker was tried on
 
-`tools/faults` puts each of these faults into a copy of a tiny checkpoint, a plugin, an op or the scheduler, under several
-seeds of the weights, and runs the check: is it flagged, at its module, and with its cause? "–" under cause: no catalogue
-can hold this mistake, and "no known cause" is right. Effects are relative errors in float32 at the module (∞: nothing to
-compare). The clean runs must raise no alarm. CI runs a fixed part of this (`tests/runtime/check`).
+`tools/faults` puts each of these faults into a copy of a tiny checkpoint, a plugin, an op or the scheduler, under
+several seeds of the weights, and runs the check: is it flagged, at its module, and with its cause? "–" under cause: no
+catalogue can hold this mistake, and "no known cause" is right. Effects are relative errors in float32 at the module
+(∞: nothing to compare). The clean runs must raise no alarm. CI runs a fixed part of this (`tests/runtime/check`).
 
 """
 Row = Mapping[str, Any]
