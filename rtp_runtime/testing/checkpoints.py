@@ -32,7 +32,9 @@ def tiny_checkpoint(config: str | Path | Mapping[str, Any], directory: str | Pat
     known = ModelConfig(config) if isinstance(config, Mapping) else load_config(config)
     cls = transformers_class(known.architecture, known.hf)
     torch.manual_seed(seed)
-    model = cls(shrink_config(known.hf)).float().eval()
+    small = shrink_config(known.hf)
+    small.dtype = torch.float32  # some modules hand it to torch as they find it
+    model = cls(small).float().eval()
     randomise(model, seed)
     Path(directory).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
