@@ -15,6 +15,7 @@ from torch import Tensor
 from rtp_runtime.check.cut.outline import Outline
 from rtp_runtime.check.cut.stored import held, stored_shapes
 from rtp_runtime.check.cut.writing import Entry, SafetensorsFile
+from rtp_runtime.check.streaming import skeleton
 from rtp_runtime.check.streaming.stored import read_bytes
 from rtp_runtime.errors import CheckpointError
 from rtp_runtime.weights.dtypes import torch_dtype
@@ -55,12 +56,28 @@ def write_cut(path: Path, source: Path, outline: Outline, kept: Kept, say: Calla
     """
     parts = cut_parts(source, outline, kept)
     entries = {part.name: Entry(part.header.dtype, part.shape) for part in parts}
+    tables = _tables(outline)
     with SafetensorsFile(path, entries) as file:
         for place, part in enumerate(parts):
             if place % 50 == 0:
                 say(f"copying tensors: {place} of {len(parts)}")
-            _write(file, part, kept)
+            table = tables.get(part.name)
+            if table is not None and tuple(table.shape) == part.shape:
+                file.write(part.name, table.to(torch_dtype(part.header.dtype)))
+            else:
+                _write(file, part, kept)
     return file.num_bytes
+
+
+def _tables(outline: Outline) -> dict[str, Tensor]:
+    """Tables that a checkpoint holds although the config says them, as decays by a layer's place: of the cut model."""
+    stored = held(outline.model)
+    model = skeleton(type(outline.model), outline.config)
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in stored and buffer.ndim > 1 and buffer.is_floating_point() and not buffer.is_meta
+    }
 
 
 def cut_parts(source: Path, outline: Outline, kept: Kept) -> list[Part]:
