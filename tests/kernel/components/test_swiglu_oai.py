@@ -69,5 +69,5 @@ def test_wide_routing_weights_are_those_of_mixtral() -> None:
 def test_an_activation_on_its_own() -> None:
     x = torch.linspace(-6, 6, 101)
     assert torch.equal(bound(Activation("silu"))(x), ACT2FN["silu"](x))
-    with pytest.raises(ValueError, match="mish"):
-        Activation("mish")
+    with pytest.raises(ValueError, match="swoosh"):
+        Activation("swoosh")
