@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.state import decode_steps, leave_copies, prefill_runs
+from rtp_kernel.ops.state import decode_states, prefill_states
 
 CHUNK = 64
 """Tokens of one parallel chunk, as in the references."""
@@ -44,18 +44,10 @@ def gated_delta_rule(
     they are), then q is scaled. All in float32. Decodes go token by token, prefill chunk by chunk; padding rows come
     out as zeros.
     """
-    out = q.new_zeros(v.shape)
-    tables = batch.groups[state.group]
-    assert tables.read is not None and tables.write is not None
-    decodes, tokens = batch.num_decodes, Tokens(q, k, v, g, beta)
-    if decodes:
+    out, tokens = q.new_zeros(v.shape), Tokens(q, k, v, g, beta)
+    if batch.num_decodes:
         parts = tokens.rows(slice(batch.num_decode_tokens)).prepared(scale, norm_eps)
-        held = state.data[tables.read[:decodes]].float()  # [requests, value heads, key dim, value dim]
-        for requests, rows in decode_steps(batch):
-            result, held[requests] = recurrent(parts.rows(rows), held[requests])
-            out[rows] = result.to(out.dtype)
-            leave_copies(held[requests], rows, state, batch)
-        state.data[tables.write[:decodes]] = held.to(state.data.dtype)
+        decode_states(state, batch, out, lambda rows, held: recurrent(parts.rows(rows), held))
     prefill(tokens, state, batch, out, scale, norm_eps)
     return out
 
@@ -96,16 +88,11 @@ def prefill(
 ) -> None:
     """The requests behind the decode part, one after the other, into their rows of `out` and their slots."""
     size = SEGMENT if tokens.g.dim() == 2 else CHANNEL_SEGMENT
-    for run in prefill_runs(batch, state.group):
-        held = state.data[run.read].float()
-        for piece, copies in run.pieces:
-            for start in range(piece.start, piece.stop, size):
-                rows = slice(start, min(start + size, piece.stop))
-                result, held = advanced(tokens.rows(rows).prepared(scale, norm_eps), held)
-                out[rows] = result.to(out.dtype)
-            for slot in copies:
-                state.data[slot] = held
-        state.data[run.write] = held
+
+    def advance(rows: slice | Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        return advanced(tokens.rows(rows).prepared(scale, norm_eps), held)
+
+    prefill_states(state, batch, out, advance, size)
 
 
 def advanced(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.state import decode_steps, leave_copies, prefill_runs
+from rtp_kernel.ops.state import decode_states, prefill_states
 
 CHUNK = 256
 """Tokens of one parallel chunk, as in the reference."""
@@ -32,26 +32,15 @@ def lightning_attention(
     come out as zeros.
     """
     out = q.new_zeros(v.shape)
-    tables = batch.groups[state.group]
-    assert tables.read is not None and tables.write is not None
-    decodes = batch.num_decodes
-    if decodes:
-        held = state.data[tables.read[:decodes]].float()  # [requests, heads, key dim, value dim]
-        for requests, rows in decode_steps(batch):
-            token = q[rows].float(), k[rows].float(), v[rows].float()
-            result, held[requests] = recurrent(*token, slopes, held[requests])
-            out[rows] = result.to(out.dtype)
-            leave_copies(held[requests], rows, state, batch)
-        state.data[tables.write[:decodes]] = held.to(state.data.dtype)
-    for run in prefill_runs(batch, state.group):
-        one = state.data[run.read].float()
-        for piece, copies in run.pieces:
-            part = slice(piece.start, piece.stop)
-            result, one = chunked(q[part].float(), k[part].float(), v[part].float(), slopes, one, chunk)
-            out[part] = result.to(out.dtype)
-            for slot in copies:
-                state.data[slot] = one
-        state.data[run.write] = one
+
+    def step(rows: slice | Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        return recurrent(q[rows].float(), k[rows].float(), v[rows].float(), slopes, held)
+
+    def advance(rows: slice | Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        return chunked(q[rows].float(), k[rows].float(), v[rows].float(), slopes, held, chunk)
+
+    decode_states(state, batch, out, step)
+    prefill_states(state, batch, out, advance)
     return out
 
 

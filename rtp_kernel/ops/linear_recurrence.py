@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.state import decode_steps, leave_copies, prefill_runs
+from rtp_kernel.ops.state import decode_states, prefill_states
 
 
 def linear_recurrence(x: Tensor, decay: Tensor, state: StateView, batch: ForwardBatch) -> Tensor:
@@ -20,26 +20,17 @@ def linear_recurrence(x: Tensor, decay: Tensor, state: StateView, batch: Forward
     other; padding rows come out as zeros.
     """
     out = torch.zeros_like(x)
-    tables = batch.groups[state.group]
-    assert tables.read is not None and tables.write is not None
-    decodes = batch.num_decodes
-    if decodes:
-        held = state.data[tables.read[:decodes]].float()  # [requests, channels]
-        for requests, rows in decode_steps(batch):
-            held[requests] = decay[rows].float() * held[requests] + x[rows].float()
-            out[rows] = held[requests].to(out.dtype)
-            leave_copies(held[requests], rows, state, batch)
-        state.data[tables.write[:decodes]] = held.to(state.data.dtype)
-    for run in prefill_runs(batch, state.group):
-        one = state.data[run.read].float()
-        for piece, copies in run.pieces:
-            part = slice(piece.start, piece.stop)
-            states = scanned(x[part].float(), decay[part].float(), one)
-            one = states[-1].clone()
-            out[part] = states.to(out.dtype)
-            for slot in copies:
-                state.data[slot] = one
-        state.data[run.write] = one
+
+    def step(rows: slice | Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        after = decay[rows].float() * held + x[rows].float()
+        return after, after
+
+    def advance(rows: slice | Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        states = scanned(x[rows].float(), decay[rows].float(), held)
+        return states, states[-1].clone()
+
+    decode_states(state, batch, out, step)
+    prefill_states(state, batch, out, advance)
     return out
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.state import decode_steps, leave_copies, prefill_runs
+from rtp_kernel.ops.state import decode_states, prefill_states
 
 SEGMENT = 32
 """Tokens whose decays are prepared together: bounds the memory of a long prompt."""
@@ -49,28 +49,14 @@ def selective_scan(
     one request after the other; padding rows come out as zeros.
     """
     out = torch.zeros_like(x)
-    tables = batch.groups[state.group]
-    assert tables.read is not None and tables.write is not None
     fixed = Channels(-A_log.float().exp(), D.float(), 0.0 if dt_bias is None else dt_bias.float())
-    decodes = batch.num_decodes
-    tokens = [x, dt, B, C] if gate is None else [x, dt, B, C, gate]
-    if decodes:
-        held = state.data[tables.read[:decodes]].float()  # [requests, channels, state size]
-        for requests, rows in decode_steps(batch):
-            result, held[requests] = _step([part[rows].float() for part in tokens], fixed, held[requests])
-            out[rows] = result.to(out.dtype)
-            leave_copies(held[requests], rows, state, batch)
-        state.data[tables.write[:decodes]] = held.to(state.data.dtype)
-    for run in prefill_runs(batch, state.group):
-        one = state.data[run.read].float()
-        for piece, copies in run.pieces:
-            for start in range(piece.start, piece.stop, SEGMENT):
-                rows_of = slice(start, min(start + SEGMENT, piece.stop))
-                result, one = scanned([part[rows_of].float() for part in tokens], fixed, one)
-                out[rows_of] = result.to(out.dtype)
-            for slot in copies:
-                state.data[slot] = one
-        state.data[run.write] = one
+    given = [x, dt, B, C] if gate is None else [x, dt, B, C, gate]
+
+    def tokens(rows: slice | Tensor) -> list[Tensor]:
+        return [part[rows].float() for part in given]
+
+    decode_states(state, batch, out, lambda rows, held: _step(tokens(rows), fixed, held))
+    prefill_states(state, batch, out, lambda rows, held: scanned(tokens(rows), fixed, held), SEGMENT)
     return out
 
 

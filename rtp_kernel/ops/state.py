@@ -5,7 +5,7 @@ A block state is a `StateView` of [blocks, entries, *axes], a slot state one of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,3 +109,44 @@ def leave_copies(states: Tensor, rows: Tensor, view: StateView, batch: ForwardBa
     if wanted is not None and len(wanted):
         place, copy = torch.nonzero(rows[:, None] == wanted[:, 0], as_tuple=True)
         view.data[wanted[copy, 1]] = states[place].to(view.data.dtype)
+
+
+Advance = Callable[[slice | Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(token rows, state before them) -> (what they give, state after them), both in float32."""
+
+
+def decode_states(state: StateView, batch: ForwardBatch, out: Tensor, step: Advance) -> None:
+    """The decode part token by token, all requests at once, into `out` [T, ...] and their slots.
+
+    `step` is given one row of each of N requests, [N] int64, and their states [N, *axes] float32.
+    """
+    decodes, tables = batch.num_decodes, batch.groups[state.group]
+    if not decodes:
+        return
+    assert tables.read is not None and tables.write is not None
+    held = state.data[tables.read[:decodes]].float()  # [requests, *axes]
+    for requests, rows in decode_steps(batch):
+        result, held[requests] = step(rows, held[requests])
+        out[rows] = result.to(out.dtype)
+        leave_copies(held[requests], rows, state, batch)
+    state.data[tables.write[:decodes]] = held.to(state.data.dtype)
+
+
+def prefill_states(
+    state: StateView, batch: ForwardBatch, out: Tensor, advance: Advance, size: int | None = None
+) -> None:
+    """The requests behind the decode part, one after the other, into `out` [T, ...] and their slots.
+
+    `advance` is given consecutive rows of one request, at most `size` of them, as a slice, and its state [*axes]
+    float32.
+    """
+    for run in prefill_runs(batch, state.group):
+        held = state.data[run.read].float()
+        for piece, copies in run.pieces:
+            for start in range(piece.start, piece.stop, size or max(1, len(piece))):
+                rows = slice(start, piece.stop if size is None else min(start + size, piece.stop))
+                result, held = advance(rows, held)
+                out[rows] = result.to(out.dtype)
+            for slot in copies:
+                state.data[slot] = held
+        state.data[run.write] = held

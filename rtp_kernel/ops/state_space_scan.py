@@ -7,6 +7,7 @@ in float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rtp_kernel.batch import ForwardBatch, StateView
-from rtp_kernel.ops.state import decode_steps, leave_copies, prefill_runs
+from rtp_kernel.ops.state import Advance, decode_states, prefill_states
 
 CHUNK = 64
 """Tokens of one parallel chunk; the references' own size changes only their rounding."""
@@ -34,6 +35,10 @@ class Scan:
     """[N, groups, state size]"""
     C: Tensor
     """[N, groups, state size]"""
+
+
+Form = Callable[[Scan, Tensor], tuple[Tensor, Tensor]]
+"""`recurrent` or `chunked`."""
 
 
 def state_space_scan(
@@ -56,34 +61,22 @@ def state_space_scan(
     token, all requests at once, prefill by chunks of `chunk` tokens; padding rows come out as zeros.
     """
     out = torch.zeros_like(x)
-    tables = batch.groups[state.group]
-    assert tables.read is not None and tables.write is not None
     rate, skip = -A_log.float().exp(), D.float().unsqueeze(-1)
 
     def tokens(rows: slice | Tensor) -> Scan:
         step = functional.softplus(dt[rows].float() + dt_bias.float()).clamp(*limits)
         return Scan(x[rows].float(), step, step * rate, B[rows].float(), C[rows].float())
 
-    decodes = batch.num_decodes
-    if decodes:
-        held = state.data[tables.read[:decodes]].float()  # [requests, heads, dim, state size]
-        for requests, rows in decode_steps(batch):
-            one = tokens(rows)
-            result, held[requests] = recurrent(one, held[requests])
-            out[rows] = (result + one.x * skip).to(out.dtype)
-            leave_copies(held[requests], rows, state, batch)
-        state.data[tables.write[:decodes]] = held.to(state.data.dtype)
-    for run in prefill_runs(batch, state.group):
-        last = state.data[run.read].float()
-        for piece, copies in run.pieces:
-            for start in range(piece.start, piece.stop, chunk):
-                part = slice(start, min(start + chunk, piece.stop))
-                some = tokens(part)
-                result, last = chunked(some, last)
-                out[part] = (result + some.x * skip).to(out.dtype)
-            for slot in copies:
-                state.data[slot] = last
-        state.data[run.write] = last
+    def through(form: Form) -> Advance:
+        def advance(rows: slice | Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+            some = tokens(rows)
+            result, held = form(some, held)
+            return result + some.x * skip, held
+
+        return advance
+
+    decode_states(state, batch, out, through(recurrent))
+    prefill_states(state, batch, out, through(chunked), chunk)
     return out
 
 
