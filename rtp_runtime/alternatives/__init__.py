@@ -1,6 +1,6 @@
-"""The ways in which decoders write the same thing: packings, rotary layouts, norms, activations, routing.
+"""The ways in which decoders write the same thing: packings, rotary layouts, norms, activations.
 
-Pure functions and data. `rtp check` tries each as a mistake, `rtp enable` as what a reference may do.
+Pure functions and data. `rtp check` tries each as a mistake; `rtp enable` takes the numbers that modeling files write.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from rtp_runtime.alternatives.activations import ACTIVATION_NAMES, alternatives_to
 from rtp_runtime.alternatives.norms import EPS_VALUES, NormForm, norm_variants
 from rtp_runtime.alternatives.packings import Packing, describe_order, packings, pair_packings
-from rtp_runtime.alternatives.rotary import SHARES, THETAS, inverse_turned, turned
-from rtp_runtime.alternatives.routing import Routing, routed, routing_variants
+from rtp_runtime.alternatives.rotary import SHARES, THETAS, turned
 
 __all__ = [
     "ACTIVATION_NAMES",
@@ -18,14 +17,10 @@ __all__ = [
     "THETAS",
     "NormForm",
     "Packing",
-    "Routing",
     "alternatives_to",
     "describe_order",
-    "inverse_turned",
     "norm_variants",
     "packings",
     "pair_packings",
-    "routed",
-    "routing_variants",
     "turned",
 ]

@@ -26,8 +26,3 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, at_end: bool = Fals
     part = x[..., -width:].contiguous()
     out[..., -width:] = rotary(part, part, cos, sin, layout)[0]
     return out
-
-
-def inverse_turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, at_end: bool = False) -> Tensor:
-    """`turned` by the opposite angles: undoes it where the layout moves no dimension ("half", "interleaved")."""
-    return turned(x, cos, -sin, layout, at_end)

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from rtp_kernel.ops.norm import layer_norm, rms_norm
+from rtp_runtime.alternatives import EPS_VALUES
 from rtp_runtime.enable.blocks import Norm
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import express, same
 from rtp_runtime.enable.recognise.view import View
-
-LITERALS = (1e-5, 1e-6, 1e-8, 1e-12)
-"""What modeling files write where no attribute and no key holds the eps."""
 
 
 def is_norm(view: View, name: str) -> bool:
@@ -86,7 +84,7 @@ def eps_values(view: View, module: nn.Module) -> list[float]:
     """What the module's eps may be: an attribute of its own, then numbers of the config, then what files write."""
     own = [value for key, value in vars(module).items() if "eps" in key and isinstance(value, float)]
     keys = [key for key in view.reference.reads if "eps" in key]
-    return [*own, *(value for key in keys if isinstance(value := getattr(view.config, key), float)), *LITERALS]
+    return [*own, *(value for key in keys if isinstance(value := getattr(view.config, key), float)), *EPS_VALUES]
 
 
 def eps_code(view: View, eps: float) -> str:

@@ -13,7 +13,7 @@ from check_faults.scoring import LENGTHS, Score, judge, placed, stages_for
 from check_faults.unknown import UNKNOWN
 from torch import Tensor
 
-from rtp_runtime.alternatives import NormForm, Routing, describe_order, packings, pair_packings, routed, turned
+from rtp_runtime.alternatives import NormForm, describe_order, packings, pair_packings, turned
 from rtp_runtime.check import CheckReport, run_check
 from rtp_runtime.check.capture import Call, Capture
 from rtp_runtime.check.causes.evidence import Evidence, Kept
@@ -165,13 +165,3 @@ def test_turning_back_undoes_a_turn() -> None:
         for at_end in (False, True):
             there = turned(x, angles.cos(), angles.sin(), layout, at_end)
             torch.testing.assert_close(turned(there, angles.cos(), -angles.sin(), layout, at_end), x)
-
-
-def test_routing_is_the_ops() -> None:
-    from rtp_kernel.ops.moe import route
-
-    logits, bias = draw(1, 1.0)[:, :8], 0.1 * draw(2, 1.0)[0, :8]
-    weights, ids = route(logits, bias, k=3, score="sigmoid", renormalize=True, scale=2.5, groups=2, top_groups=1)
-    dense = torch.zeros(64, 8).scatter_(1, ids, weights)
-    mine = routed(logits, bias, Routing(k=3, score="sigmoid", renormalize=True, scale=2.5, groups=2, top_groups=1))
-    torch.testing.assert_close(mine, dense)
