@@ -10,15 +10,25 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from rtp_runtime.errors import UsageError
 
 REQUIRED: Final = object()
 """Default of a key that must be there."""
+
+
+class Named(Protocol):
+    """What one table of a list stands for, by a name of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[\w-]+(?:\s*\.\s*[\w-]+)*)\s*=""")
@@ -129,6 +139,16 @@ class Table:
             raise self.refuse(key, f"is no list of tables: give at least one [[{key}]]")
         for place, each in enumerate(value):
             yield Table(each, self.file, f"{self.path}.{key}[{place}]" if self.path else f"{key}[{place}]", self.text)
+
+    def named(self, key: str, read: Callable[[Table], NamedT]) -> tuple[NamedT, ...]:
+        """What `read` makes of each table of a list; no two with one name."""
+        found: dict[str, NamedT] = {}
+        for table in self.tables(key):
+            each = read(table)
+            if each.name in found:
+                raise table.refuse("name", f"= {each.name!r} stands twice: give each of the {key} a name of its own")
+            found[each.name] = each
+        return tuple(found.values())
 
     def finish(self) -> None:
         """

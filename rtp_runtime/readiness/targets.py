@@ -85,14 +85,9 @@ def read_targets(file: Path) -> Targets:
     """
     top = read_toml(file, SCHEMA)
     hardware = read_hardware(top.table("hardware"))
-    workloads: list[Workload] = []
-    for table in top.tables("workloads"):
-        workload = _workload(table)
-        if any(other.name == workload.name for other in workloads):
-            raise table.refuse("name", f"= {workload.name!r} stands twice: give each workload a name of its own")
-        workloads.append(workload)
+    workloads = top.named("workloads", _workload)
     top.finish()
-    return Targets(file=str(file), hardware=hardware, workloads=tuple(workloads))
+    return Targets(file=str(file), hardware=hardware, workloads=workloads)
 
 
 def read_hardware(table: Table) -> Hardware:

@@ -84,14 +84,9 @@ def read_cases(file: Path) -> CaseFile:
     baselines = folder / top.string("baselines", "baselines")
     hardware = read_hardware(top.table("hardware"))
     shared = _tolerances(top.table("tolerances", None), TOLERANCES)
-    cases: list[Case] = []
-    for table in top.tables("cases"):
-        case = _case(table, folder, shared)
-        if any(other.name == case.name for other in cases):
-            raise table.refuse("name", f"= {case.name!r} stands twice: give each case a name of its own")
-        cases.append(case)
+    cases = top.named("cases", lambda table: _case(table, folder, shared))
     top.finish()
-    return CaseFile(file=str(file), baselines=baselines, hardware=hardware, cases=tuple(cases))
+    return CaseFile(file=str(file), baselines=baselines, hardware=hardware, cases=cases)
 
 
 def _case(table: Table, folder: Path, shared: Mapping[str, float]) -> Case:
