@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rtp_runtime.env import read_environment
 from rtp_runtime.errors import RtpError, UsageError
 from rtp_runtime.readiness.checkpoint import Progress
-from rtp_runtime.readiness.ladder import Available, Ladder, climb
+from rtp_runtime.readiness.ladder import SOUND, Available, Ladder, climb
 from rtp_runtime.readiness.record import FAIL, KINDS, PARTIAL, PASS, RESULTS, Conditions, Record, utc_now
 from rtp_runtime.readiness.staleness import concerns, staleness
 from rtp_runtime.readiness.store import Evidence, EvidenceStore
@@ -139,17 +139,17 @@ class Recorder:
 
 def keep_check(recorder: Recorder, report: CheckReport, options: CheckOptions) -> Path:
     """Write the record of a check."""
-    result, summary, numbers = judge_check(report, options)
-    return recorder.keep(
-        "check",
-        result,
-        summary,
-        numbers,
-        device="cpu",
-        dtype=str(report.conditions.get("dtype", "float32")),
-        seed=options.seed,
-        settings=check_settings(options) | _kept(report),
-    )
+    return recorder.keep("check", *judge_check(report, options), **conditions_of_check(report, options))
+
+
+def conditions_of_check(report: CheckReport, options: CheckOptions) -> dict[str, Any]:
+    """The conditions of a check, as `Subject.conditions` takes them."""
+    return {
+        "device": "cpu",
+        "dtype": str(report.conditions.get("dtype", "float32")),
+        "seed": options.seed,
+        "settings": check_settings(options) | _kept(report),
+    }
 
 
 def _kept(report: CheckReport) -> dict[str, Any]:
@@ -160,17 +160,18 @@ def _kept(report: CheckReport) -> dict[str, Any]:
 
 def keep_bench(recorder: Recorder, report: BenchReport) -> Path:
     """Write the record of a bench."""
+    return recorder.keep("bench", report.result, report.summary, report.numbers(), **conditions_of_bench(report))
+
+
+def conditions_of_bench(report: BenchReport) -> dict[str, Any]:
+    """The conditions of a bench, as `Subject.conditions` takes them."""
     options = report.options
-    return recorder.keep(
-        "bench",
-        report.result,
-        report.summary,
-        report.numbers(),
-        device=options.device,
-        dtype=report.dtype,
-        seed=options.seed,
-        settings=options.settings() | {"threads": report.threads},
-    )
+    return {
+        "device": options.device,
+        "dtype": report.dtype,
+        "seed": options.seed,
+        "settings": options.settings() | {"threads": report.threads},
+    }
 
 
 def check_settings(options: CheckOptions) -> dict[str, Any]:
@@ -283,7 +284,7 @@ def _check_summary(values: Mapping[str, Any]) -> str:
     missing = [item["what"] for item in values["not_judged"] if item["required"]]
     if missing:
         return f"{verdict}: not judged: {', '.join(dict.fromkeys(missing))}"
-    judged = [stage["name"] for stage in values["stages"] if stage["status"] in ("MATCH", "TIE-FLIP")]
+    judged = [stage["name"] for stage in values["stages"] if stage["status"] in SOUND]
     return f"{verdict}: {', '.join(judged)}"
 
 

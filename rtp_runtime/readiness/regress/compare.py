@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rtp_runtime.errors import UsageError
+from rtp_runtime.readiness.ladder import SOUND
 from rtp_runtime.readiness.metrics import METRICS, VALID, Point, point_name, read_points
 from rtp_runtime.readiness.record import PASS, Record
 from rtp_runtime.readiness.regress.baselines import different_conditions
@@ -84,7 +85,7 @@ def _check_stage(stage: Mapping[str, Any], base: Mapping[str, Any], now: Record)
     status = stage.get("status")
     if status in ("WRONG", "DRIFT"):
         return REGRESSION, [now.summary], True
-    if status not in ("MATCH", "TIE-FLIP"):
+    if status not in SOUND:
         missing = ", ".join(_texts(stage.get("not_judged")) or ["the stage"])
         return INCOMPLETE, [f"not judged: {missing}"], False
     if not base:

@@ -12,13 +12,13 @@ from typing import Any
 from rtp_runtime.errors import UsageError
 from rtp_runtime.readiness.content import Content
 from rtp_runtime.readiness.record import Record
-from rtp_runtime.readiness.recording import check_settings, judge_check, make_record
+from rtp_runtime.readiness.recording import conditions_of_bench, conditions_of_check, judge_check, make_record
 from rtp_runtime.readiness.regress.baselines import Baselines
 from rtp_runtime.readiness.regress.cases import Case, CaseFile
 from rtp_runtime.readiness.regress.compare import compare, not_run, passed
 from rtp_runtime.readiness.regress.process import run_apart
 from rtp_runtime.readiness.regress.report import INCOMPLETE, Item, RegressReport
-from rtp_runtime.readiness.subject import device_name, gather_subject, machine_name
+from rtp_runtime.readiness.subject import Subject, device_name, gather_subject, machine_name
 
 Progress = Callable[[str], None]
 
@@ -166,14 +166,7 @@ def run_check_case(case: Case, cases: CaseFile, cache: Path, say: Progress) -> O
     )
     subject = gather_subject(case.model, load_plugins(case.plugins), cache, say)
     report = run_check(options, progress=say)
-    result, summary, numbers = judge_check(report, options)
-    conditions = subject.conditions(
-        device="cpu",
-        dtype=str(report.conditions.get("dtype", "float32")),
-        seed=case.seed,
-        settings=check_settings(options) | _labels(case, cases),
-    )
-    return Outcome(make_record("check", result, summary, conditions, numbers), tuple(subject.contents))
+    return _outcome("check", judge_check(report, options), conditions_of_check(report, options), subject, case, cases)
 
 
 def run_bench_case(case: Case, cases: CaseFile, cache: Path, say: Progress) -> Outcome:
@@ -184,15 +177,20 @@ def run_bench_case(case: Case, cases: CaseFile, cache: Path, say: Progress) -> O
     plugins = load_plugins(case.plugins)
     subject = gather_subject(case.model, plugins, cache, say)
     report = run_bench(case.bench, plugins, say)
-    conditions = subject.conditions(
-        device=case.device,
-        dtype=report.dtype,
-        seed=case.seed,
-        settings=case.bench.settings() | {"threads": report.threads} | _labels(case, cases),
-    )
-    record = make_record("bench", report.result, report.summary, conditions, report.numbers())
-    return Outcome(record, tuple(subject.contents))
+    judged = (report.result, report.summary, report.numbers())
+    return _outcome("bench", judged, conditions_of_bench(report), subject, case, cases)
 
 
-def _labels(case: Case, cases: CaseFile) -> dict[str, Any]:
-    return {"case": case.name, "hardware": cases.hardware.name}
+def _outcome(
+    kind: str,
+    judged: tuple[str, str, dict[str, Any]],
+    conditions: dict[str, Any],
+    subject: Subject,
+    case: Case,
+    cases: CaseFile,
+) -> Outcome:
+    """The record as `rtp check` or `rtp bench` would keep it, labelled with its case and hardware profile."""
+    labels = {"case": case.name, "hardware": cases.hardware.name}
+    settled = subject.conditions(**conditions | {"settings": conditions["settings"] | labels})
+    result, summary, numbers = judged
+    return Outcome(make_record(kind, result, summary, settled, numbers), tuple(subject.contents))
