@@ -7,7 +7,7 @@ whole and passed; a fresh failure under any conditions stands against passes und
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rtp_runtime.errors import UsageError
@@ -99,7 +99,6 @@ class Ladder:
 
     rungs: tuple[Rung, ...]
     problems: tuple[Problem, ...] = ()
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def reached(self) -> str | None:

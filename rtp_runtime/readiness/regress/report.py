@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 OK, REGRESSION, INCOMPLETE = "ok", "regression", "incomplete"
@@ -64,7 +64,7 @@ class RegressReport:
     items: tuple[Item, ...]
     problems: tuple[str, ...] = ()
     """About baselines and coverage as a whole."""
-    updated: tuple[str, ...] = field(default=())
+    updated: tuple[str, ...] = ()
     """Files of baselines that were written."""
     seconds: float = 0.0
 
