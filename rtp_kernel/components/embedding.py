@@ -36,6 +36,8 @@ class SinusoidalEmbedding(Component):
     Angle i is the position times 10000^(-i / (dim / 2 - `shift`)): shift 0 as CTRL has it, 1 as XGLM does.
     """
 
+    frequencies: Tensor
+
     def __init__(self, dim: int, shift: int = 0) -> None:
         super().__init__()
         if dim % 2:
@@ -43,16 +45,21 @@ class SinusoidalEmbedding(Component):
         self.dim = dim
         self.shift = shift
         self.dtype = torch.get_default_dtype()
+        self._make_table(torch.get_default_device())
+
+    def _make_table(self, device: torch.device) -> None:
+        half = self.dim // 2
+        place = torch.arange(half, dtype=torch.float32, device=device)
+        if self.shift:
+            table = torch.exp(place * -(math.log(10000.0) / (half - self.shift)))
+        else:
+            table = 1 / torch.pow(10000.0, 2 * place / self.dim)
+        self.register_buffer("frequencies", table, persistent=False)
 
     def bind(self, binding: Binding) -> None:
         self.dtype = binding.dtype
+        self._make_table(binding.device)
 
     def forward(self, positions: Tensor) -> Tensor:
-        half = self.dim // 2
-        place = torch.arange(half, dtype=torch.float32, device=positions.device)
-        if self.shift:
-            frequencies = torch.exp(place * -(math.log(10000.0) / (half - self.shift)))
-        else:
-            frequencies = 1 / torch.pow(10000.0, 2 * place / self.dim)
-        angles = positions[:, None].float() * frequencies
+        angles = positions[:, None].float() * self.frequencies
         return torch.cat((angles.sin(), angles.cos()), dim=-1).to(self.dtype)

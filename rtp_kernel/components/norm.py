@@ -10,7 +10,28 @@ from rtp_kernel.ops.norm import layer_norm, rms_norm
 from rtp_kernel.registry import OpFunction
 
 
-class RMSNorm(Component):
+class _Norm(Component):
+    """A norm whose `weight` is applied in a form that follows from it, made once after loading."""
+
+    weight: Tensor | None
+    _prepared: Tensor | None = None
+
+    def _form(self, weight: Tensor) -> Tensor:
+        """What is multiplied by; the weight itself where it is as it should be."""
+        raise NotImplementedError
+
+    def _applied(self) -> Tensor | None:
+        return self._form(self.weight) if self._prepared is None and self.weight is not None else self._prepared
+
+    def prepare(self) -> None:
+        made = None if self.weight is None else self._form(self.weight)
+        self._prepared = None if made is self.weight else made
+
+    def unprepare(self) -> None:
+        self._prepared = None
+
+
+class RMSNorm(_Norm):
     """x [..., dim] -> [..., dim]; `weight` [dim], or none at all.
 
     offset 0 normalises in float32, casts, then multiplies by w; offset 1.0 multiplies by 1 + w in float32 before that.
@@ -44,8 +65,11 @@ class RMSNorm(Component):
         options = {"offset": self.offset, "pinned": self._pinned or self.wide, "groups": self.groups}
         self._op = binding.op("rms_norm", shapes={"dim": self.dim}, options=options)
 
+    def _form(self, weight: Tensor) -> Tensor:
+        return weight.float() if self.wide else weight
+
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.float() if self.wide and self.weight is not None else self.weight
+        weight = self._applied()
         if self.groups == 1:
             out: Tensor = self._op(x, weight, self.eps, self.offset)
             return out
@@ -58,7 +82,7 @@ class RMSNorm(Component):
         return f"{self.dim}, eps={self.eps}, offset={self.offset}{groups}"
 
 
-class LayerNorm(Component):
+class LayerNorm(_Norm):
     """x [..., dim] -> [..., dim]; `weight` [dim] or None, `bias` [dim] or None. Multiplied by `offset` + w.
 
     With `heads`, x is [..., heads, dim] and each head has parameters of its own, [heads, dim], applied in float32.
@@ -86,8 +110,11 @@ class LayerNorm(Component):
     def bind(self, binding: Binding) -> None:
         self._op = binding.op("layer_norm", shapes={"dim": self.dim})
 
+    def _form(self, weight: Tensor) -> Tensor:
+        return weight + self.offset if self.offset else weight
+
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight + self.offset if self.weight is not None and self.offset else self.weight
+        weight = self._applied()
         if self.heads is None:
             out: Tensor = self._op(x, weight, self.bias, self.eps)
             return out
