@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from rtp_runtime.cli.evidence_options import (
-    ProgressLine,
-    add_record_options,
-    check_output_file,
-    keep_record,
-    open_recorder,
-)
+from rtp_runtime.cli.evidence_options import add_record_options, keep_record, open_recorder
 from rtp_runtime.cli.model_options import add_model_options
-from rtp_runtime.cli.output import print_json, say
+from rtp_runtime.cli.results import ProgressLine, check_output_file, show_results
 from rtp_runtime.errors import UsageError
 from rtp_runtime.readiness.bench.options import BenchOptions
 
@@ -46,28 +39,19 @@ def run(args: argparse.Namespace) -> int:
     from rtp_runtime.plugins import load_plugins
     from rtp_runtime.readiness.bench.run import run_bench
     from rtp_runtime.readiness.recording import keep_bench
+    from rtp_runtime.readiness.render.bench import bench_html, print_bench
 
     options = _options(args)
     check_output_file(args.html, "--html")
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         recorder = open_recorder(args, line)
         report = run_bench(options, load_plugins(args.plugin), line)
-    finally:
-        line.clear()
-    if args.html is not None:
-        from rtp_runtime.readiness.render.bench import bench_html
-
-        args.html.write_text(bench_html(report), encoding="utf-8")
-        say(f"wrote {args.html}")
-    if args.json:
-        print_json(report.to_json())
-    else:
-        from rich.console import Console
-
-        from rtp_runtime.readiness.render.bench import print_bench
-
-        print_bench(report, Console(width=None if sys.stdout.isatty() else 140))
+    show_results(
+        args,
+        page=lambda: bench_html(report),
+        values=report.to_json,
+        show=lambda console: print_bench(report, console),
+    )
     if recorder is not None:
         keep_record(lambda: keep_bench(recorder, report))
     return EXIT_INCOMPLETE if report.faults else 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rtp_runtime.cli.evidence_options import add_record_options, keep_record, open_recorder
-from rtp_runtime.cli.output import print_json, say
+from rtp_runtime.cli.results import ProgressLine, check_output_file, show_results
 from rtp_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,30 +42,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the check, print its report, and return its exit status."""
     from rtp_runtime.check import run_check
+    from rtp_runtime.check.render.html import render_html
+    from rtp_runtime.check.render.terminal import print_report
 
     options = _options(args)
-    if args.html is not None and not args.html.parent.is_dir():
-        raise UsageError(f"--html {args.html}: there is no directory {args.html.parent}; create it or write elsewhere")
-    line = _Line() if sys.stderr.isatty() else None
-    recorder = open_recorder(args, line)
-    try:
+    check_output_file(args.html, "--html")
+    with ProgressLine() as line:
+        recorder = open_recorder(args, line)
         report = run_check(options, progress=line)
-    finally:
-        if line is not None:
-            line.clear()
-    if args.html is not None:
-        from rtp_runtime.check.render.html import render_html
-
-        args.html.write_text(render_html(report), encoding="utf-8")
-        say(f"wrote {args.html}")
-    if args.json:
-        print_json(report.to_json())
-    else:
-        from rich.console import Console
-
-        from rtp_runtime.check.render.terminal import print_report
-
-        print_report(report, Console(width=None if sys.stdout.isatty() else 140))
+    show_results(
+        args,
+        page=lambda: render_html(report),
+        values=report.to_json,
+        show=lambda console: print_report(report, console),
+    )
     if recorder is not None:
         from rtp_runtime.readiness.recording import keep_check
 
@@ -118,15 +107,3 @@ class _PrintSchema(argparse.Action):
         schema = resources.files("rtp_runtime.check").joinpath("report.schema.json")
         print(schema.read_text(encoding="utf-8"), end="")
         parser.exit()
-
-
-class _Line:
-    """One line of progress on a terminal, rewritten in place."""
-
-    def __call__(self, message: str) -> None:
-        sys.stderr.write(f"\r\x1b[2K{message} …")
-        sys.stderr.flush()
-
-    def clear(self) -> None:
-        sys.stderr.write("\r\x1b[2K")
-        sys.stderr.flush()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rtp_runtime.cli.output import say
-from rtp_runtime.errors import RtpError, UsageError
+from rtp_runtime.errors import RtpError
 
 if TYPE_CHECKING:
     from rtp_runtime.readiness.checkpoint import Progress
@@ -40,15 +39,6 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--no-record", dest="record", action="store_false", help="record nothing")
 
 
-def check_output_file(file: Path | None, option: str) -> None:
-    """
-    Raises:
-        UsageError: the directory of a file that will be written does not exist.
-    """
-    if file is not None and not file.parent.is_dir():
-        raise UsageError(f"{option} {file}: there is no directory {file.parent}; create it or write elsewhere")
-
-
 def open_recorder(args: argparse.Namespace, progress: Progress | None = None) -> Recorder | None:
     """What records the result of a run that begins now, as the arguments of `add_record_options` say."""
     from rtp_runtime.plugins import load_plugins
@@ -65,20 +55,3 @@ def keep_record(write: Callable[[], Path]) -> None:
         say(f"recorded {write()}")
     except RtpError as error:
         say(f"warning: {error}")
-
-
-class ProgressLine:
-    """One line of progress on a terminal, rewritten in place; nothing where stderr is no terminal."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-
-    def __call__(self, message: str) -> None:
-        if self._shown:
-            sys.stderr.write(f"\r\x1b[2K{message} …")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from rtp_runtime.cli.evidence_options import ProgressLine, add_evidence_option, check_output_file
-from rtp_runtime.cli.output import print_json, say
+from rtp_runtime.cli.evidence_options import add_evidence_option
+from rtp_runtime.cli.results import ProgressLine, check_output_file, show_results
 from rtp_runtime.readiness.ladder import STATES
 
 SUMMARY = "how far a model has come: recorded evidence, what is stale and why, what comes next"
@@ -34,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from rtp_runtime.readiness.render.ladder import ladder_html, ladder_json, print_ladder
 
     check_output_file(args.html, "--html")
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         ladder = assess(
             args.model,
             evidence=args.evidence,
@@ -43,15 +41,11 @@ def run(args: argparse.Namespace) -> int:
             plugins=load_plugins(args.plugin),
             progress=line,
         )
-    finally:
-        line.clear()
-    if args.html is not None:
-        args.html.write_text(ladder_html(args.model, ladder, args.require), encoding="utf-8")
-        say(f"wrote {args.html}")
-    if args.json:
-        print_json(ladder_json(args.model, ladder, args.require))
-    else:
-        from rich.console import Console
-
-        print_ladder(args.model, ladder, args.require, Console(width=None if sys.stdout.isatty() else 140))
+    asked = (args.model, ladder, args.require)
+    show_results(
+        args,
+        page=lambda: ladder_html(*asked),
+        values=lambda: ladder_json(*asked),
+        show=lambda console: print_ladder(*asked, console),
+    )
     return 0 if args.require is None or ladder.has(args.require) else EXIT_NOT_REACHED

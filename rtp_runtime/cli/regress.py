@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from rtp_runtime.cli.evidence_options import ProgressLine, check_output_file
-from rtp_runtime.cli.output import print_json, say
+from rtp_runtime.cli.results import ProgressLine, check_output_file, show_results
 
 SUMMARY = "a case file against its baselines; exit 0 complete and no worse, 1 worse, 2 something is missing"
 
@@ -26,27 +24,18 @@ def run(args: argparse.Namespace) -> int:
 
     from rtp_runtime.readiness.regress.cases import read_cases
     from rtp_runtime.readiness.regress.run import run_regress
+    from rtp_runtime.readiness.render.regress import print_regress, regress_html
 
     check_output_file(args.html, "--html")
     cases = read_cases(args.file)
     extra = tuple(args.plugin)
     cases = replace(cases, cases=tuple(replace(case, plugins=(*case.plugins, *extra)) for case in cases.cases))
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         report = run_regress(cases, update=args.update, progress=line)
-    finally:
-        line.clear()
-    if args.html is not None:
-        from rtp_runtime.readiness.render.regress import regress_html
-
-        args.html.write_text(regress_html(report), encoding="utf-8")
-        say(f"wrote {args.html}")
-    if args.json:
-        print_json(report.to_json())
-    else:
-        from rich.console import Console
-
-        from rtp_runtime.readiness.render.regress import print_regress
-
-        print_regress(report, Console(width=None if sys.stdout.isatty() else 140))
+    show_results(
+        args,
+        page=lambda: regress_html(report),
+        values=report.to_json,
+        show=lambda console: print_regress(report, console),
+    )
     return report.exit
