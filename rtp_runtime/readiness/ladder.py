@@ -99,6 +99,7 @@ class Ladder:
 
     rungs: tuple[Rung, ...]
     problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def reached(self) -> str | None:
