@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rtp_runtime.exports import lazy_names
 
 if TYPE_CHECKING:
     from rtp_runtime.async_llm import AsyncLLM
@@ -16,16 +17,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "LLM": "rtp_runtime.llm",
-    "AsyncLLM": "rtp_runtime.async_llm",
-    "EngineConfig": "rtp_runtime.engine.config",
-    "RequestOutput": "rtp_runtime.engine.outputs",
-    "SamplingParams": "rtp_runtime.engine.sampling_params",
-    "RtpError": "rtp_runtime.errors",
-    "hookimpl": "rtp_runtime.hookspecs",
-}
-
 __all__ = [
     "LLM",
     "AsyncLLM",
@@ -37,12 +28,18 @@ __all__ = [
     "hookimpl",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module, so that `import rtp_runtime` costs nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "LLM": "llm",
+        "AsyncLLM": "async_llm",
+        "EngineConfig": "engine.config",
+        "RequestOutput": "engine.outputs",
+        "SamplingParams": "engine.sampling_params",
+        "RtpError": "errors",
+        "hookimpl": "hookspecs",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,9 @@ reference, of which only state and scheduling were judged.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rtp_runtime.exports import lazy_names
 
 if TYPE_CHECKING:
     from rtp_runtime.bridge.declarations import bridged_states, bridged_weights
@@ -25,20 +27,15 @@ __all__ = [
     "proven_with",
 ]
 
-_HOMES = {
-    "BridgedBlock": "modules",
-    "BridgedMixer": "modules",
-    "BridgedRotary": "modules",
-    "bridged_blocks": "listing",
-    "bridged_states": "declarations",
-    "bridged_weights": "declarations",
-    "proven_with": "target",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "BridgedBlock": "modules",
+        "BridgedMixer": "modules",
+        "BridgedRotary": "modules",
+        "bridged_blocks": "listing",
+        "bridged_states": "declarations",
+        "bridged_weights": "declarations",
+        "proven_with": "target",
+    },
+)

@@ -6,20 +6,15 @@ pinned tables, logits, greedy tokens and the execution modes. Nothing here names
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rtp_runtime.check.options import STAGES, CheckOptions
 from rtp_runtime.check.report import CheckReport, Finding, Measure, NotJudged, StageResult
+from rtp_runtime.exports import lazy_names
 
 if TYPE_CHECKING:
     from rtp_runtime.check.run import run_check
 
 __all__ = ["STAGES", "CheckOptions", "CheckReport", "Finding", "Measure", "NotJudged", "StageResult", "run_check"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "run_check":
-        from rtp_runtime.check.run import run_check
-
-        return run_check
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"run_check": "run"})

@@ -5,8 +5,9 @@ Importing this imports neither torch nor transformers; `loading` does, when a mo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rtp_runtime.exports import lazy_names
 from rtp_runtime.model.checkpoint import resolve_checkpoint
 from rtp_runtime.model.config import ModelConfig, load_config, text_config
 from rtp_runtime.model.rope import rope_parameters
@@ -24,10 +25,4 @@ __all__ = [
     "text_config",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("LoadedModel", "load_model"):
-        from rtp_runtime.model import loading
-
-        return getattr(loading, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"LoadedModel": "loading", "load_model": "loading"})

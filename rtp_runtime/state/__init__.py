@@ -5,8 +5,9 @@ The descriptors import no torch; the manager is resolved on first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rtp_runtime.exports import lazy_names
 from rtp_runtime.state.descriptors import (
     CompressedState,
     PagedState,
@@ -35,13 +36,4 @@ __all__ = [
     "WindowState",
 ]
 
-_LAZY = (("Holding", "holding"), ("StateManager", "manager"), ("StepRow", "tables"))
-
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    for public, module in _LAZY:
-        if name == public:
-            return getattr(import_module(f"{__name__}.{module}"), public)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"Holding": "holding", "StateManager": "manager", "StepRow": "tables"})

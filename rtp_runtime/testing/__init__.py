@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rtp_runtime.exports import lazy_names
 
 if TYPE_CHECKING:
     from rtp_runtime.testing.checking import assert_check_passes
@@ -13,18 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelConformance", "assert_check_passes", "check_plugin", "shrink_config", "tiny_checkpoint"]
 
-_HOMES = {
-    "ModelConformance": "conformance",
-    "assert_check_passes": "checking",
-    "check_plugin": "compare",
-    "shrink_config": "shrink",
-    "tiny_checkpoint": "checkpoints",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ModelConformance": "conformance",
+        "assert_check_passes": "checking",
+        "check_plugin": "compare",
+        "shrink_config": "shrink",
+        "tiny_checkpoint": "checkpoints",
+    },
+)
