@@ -88,10 +88,7 @@ class RequestStates:
         name = f"{CONV}{state_idx}"
         kernel = conv_kernel_size or self.views[name].data.shape[-1]
         before = self.slots.get(name)
-        if before is None:
-            full = torch.nn.functional.pad(new, (max(0, kernel - new.shape[-1]), 0))
-        else:
-            full = torch.cat((before.to(new.dtype), new), dim=-1)
+        full = _after_zeros(new, kernel) if before is None else torch.cat((before.to(new.dtype), new), dim=-1)
         self.slots[name] = full[..., -kernel:].clone()
         self.written.add(name)
         return full
@@ -142,10 +139,15 @@ class Listener:
         self, new: Tensor, layer: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
     ) -> Tensor:
         kernel = conv_kernel_size or new.shape[-1]
-        full = torch.nn.functional.pad(new, (max(0, kernel - new.shape[-1]), 0))
+        full = _after_zeros(new, kernel)
         self.slots[f"{CONV}{state_idx}"] = full[..., -kernel:]
         return full
 
     def update_recurrent_state(self, state: Tensor, layer: int, state_idx: int = 0, **_: Any) -> Tensor:
         self.slots[f"{RECURRENT}{state_idx}"] = state
         return state
+
+
+def _after_zeros(new: Tensor, kernel: int) -> Tensor:
+    """[1, channels, tokens] of a new request with zeros in front, so that there are at least `kernel`."""
+    return torch.nn.functional.pad(new, (max(0, kernel - new.shape[-1]), 0))

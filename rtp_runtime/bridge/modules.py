@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rtp_kernel.batch import ForwardBatch, StateView
 from rtp_kernel.components import Binding, Component
+from rtp_kernel.ops.attention import Span, request_rows
 from rtp_kernel.ops.state import slot_runs
 from rtp_runtime.bridge.cache import CONV, KEY, RECURRENT, Piece, RequestStates
 from rtp_runtime.bridge.target import Target
@@ -119,23 +120,21 @@ class BridgedMixer(Bridged):
             for piece, copies in pieces:
                 states = RequestStates(views, batch, piece, self.window, slots)
                 rows = slice(piece.rows.start, piece.rows.stop)
-                here = tuple(table[rows][None] for table in tables)
-                more = {"states": states, "tables": here, "positions": batch.positions[..., rows]}
-                out[rows] = self._run(x[rows][None], more)[0]
+                out[rows] = self._run(x[rows][None], states, tuple(table[rows][None] for table in tables))[0]
                 self._check_written(states)
                 _write_slots(views, slots, copies)
         return out
 
-    def _run(self, x: Tensor, given: Mapping[str, Any]) -> Tensor:
-        states: RequestStates = given["states"]
-        arguments = {
-            TABLES: given["tables"] if len(given["tables"]) != 1 else given["tables"][0],
-            "attention_mask": causal_mask(states, x, self.chunked) if KEY in states.views else None,
-            "position_ids": given["positions"][None],
-            "cache_position": torch.arange(states.piece.first, states.piece.end, device=x.device),
-            "use_cache": True,
-        } | dict.fromkeys(CACHES, states)
-        wanted = {name: value for name, value in arguments.items() if name in self._names}
+    def _run(self, x: Tensor, states: RequestStates, tables: tuple[Tensor, ...]) -> Tensor:
+        piece = states.piece
+        arguments: dict[str, Callable[[], Any]] = {
+            TABLES: lambda: tables if len(tables) != 1 else tables[0],
+            "attention_mask": lambda: causal_mask(states, x, self.chunked) if KEY in states.views else None,
+            "position_ids": lambda: states.batch.positions[None, ..., piece.rows.start : piece.rows.stop],
+            "cache_position": lambda: torch.arange(piece.first, piece.end, device=x.device),
+            "use_cache": lambda: True,
+        } | dict.fromkeys(CACHES, lambda: states)
+        wanted = {name: make() for name, make in arguments.items() if name in self._names}
         return _first(self.block.forward(x, **wanted))
 
     def _check_written(self, states: RequestStates) -> None:
@@ -206,11 +205,8 @@ def _requests(batch: ForwardBatch, views: Mapping[str, StateView]) -> Iterator[t
             last, copies = pieces[-1]
             yield run.request, [*pieces[:-1], (last, (*copies, run.write))]
         return
-    start = 0
-    for request, (length, total) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
-        if length:
-            yield request, [(Piece(request, range(start, start + length), total - length), ())]
-        start += length
+    for request, rows in request_rows(batch, Span(range(batch.num_requests), range(batch.num_tokens))):
+        yield request, [(Piece(request, rows, batch.kv_lens[request] - len(rows)), ())]
 
 
 def _read_slots(batch: ForwardBatch, views: Mapping[str, StateView], request: int, first: int) -> dict[str, Tensor]:
