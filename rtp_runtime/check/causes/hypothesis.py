@@ -46,8 +46,6 @@ class Fit:
     log: bool = False
     """Whether the number is a positive factor, on whose logarithm the effect depends."""
     cost: float = 2.0
-    whole: bool = False
-    """Whether only integers make sense."""
 
     def at(self, value: float, cost: float = 0.0) -> Hypothesis:
         return Hypothesis(

@@ -12,9 +12,9 @@ from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.causes.evidence import Evidence, Pairs
 from rtp_runtime.check.probe_table import ProbeKey
 
-FLOOR = 1e-6
-"""What is left of an error that is explained is rounding: below this, or a small share of the error."""
+FLOOR = 5e-7
 SHARE = 0.25
+"""What is left of an error that is explained is rounding: below `FLOOR`, or this share of the error."""
 NEAR_ONE = 0.1
 EXPLAINED = 0.05
 """A coefficient near 1 names a cause only if no more than this share of the error is left: a relative of the mistake,
@@ -38,7 +38,7 @@ class Match:
     @property
     def exact(self) -> bool:
         """Whether ours is the reference with the mistake, within rounding."""
-        return self.remaining <= min(self.tolerance, max(FLOOR / 2, SHARE * self.error)) and self.effect > 0.0
+        return self.remaining <= left_at_most(self.error, self.tolerance) and self.effect > 0.0
 
     def names(self, rounding: bool = False) -> bool:
         """Whether the mistake explains the error: exactly, or with a coefficient near 1 and little left.
@@ -53,6 +53,11 @@ class Match:
     def judged(self) -> bool:
         """Whether the effect is large enough to be told from rounding."""
         return self.effect > self.tolerance / 4
+
+
+def left_at_most(error: float, tolerance: float) -> float:
+    """What may be left of an error that is explained exactly."""
+    return min(tolerance, max(FLOOR, SHARE * error))
 
 
 def values_of(pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rtp_runtime.alternatives import EPS_VALUES, NormForm, norm_variants
@@ -169,6 +168,3 @@ def _gated(module: nn.Module, eps: float, act: str, first: bool) -> Any:
         return result
 
     return forward
-
-
-__all__ = ["applying", "norm_mistakes", "norm_numbers", "recognised", "torch"]

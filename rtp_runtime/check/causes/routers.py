@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rtp_runtime.check.causes import patching
 from rtp_runtime.check.causes.hypothesis import Fit, Hypothesis
 from rtp_runtime.check.causes.scene import Scene
+
+SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "softmax": partial(torch.softmax, dim=-1),
+    "sqrtsoftplus": lambda logits: functional.softplus(logits).sqrt(),
+}
+"""What routers make of their logits."""
 
 
 def router_mistakes(scene: Scene) -> Iterator[Hypothesis]:
@@ -94,7 +103,7 @@ def _with_bias(scene: Scene, name: str, module: nn.Module, where: str) -> Iterat
             continue
         scale = next((v for k, v in vars(module).items() if "scal" in k and isinstance(v, float)), 1.0)
         for normed in (True, False):
-            for score in ("sigmoid", "softmax", "sqrtsoftplus"):
+            for score in SCORES:
                 yield Hypothesis(
                     kind="router-bias-in-weights",
                     words=f"ours adds {key} to the weights of experts; the reference only to what they are chosen by",
@@ -105,13 +114,11 @@ def _with_bias(scene: Scene, name: str, module: nn.Module, where: str) -> Iterat
 
 
 def _biased(module: nn.Module, bias: Tensor, normed: bool, score: str, scale: float) -> AbstractContextManager[None]:
-    from rtp_runtime.check.causes.scoring import score_of
-
     def hook(output: Any, args: Any) -> Any:
         ids, weights = _ids(output), _weights(output)
         logits = next(t for t in output if t.is_floating_point() and t is not weights)
         assert ids is not None and weights is not None
-        found = (score_of(score)(logits.float()) + bias.float()).gather(-1, ids)
+        found = (SCORES[score](logits.float()) + bias.float()).gather(-1, ids)
         if normed:
             found = found / found.sum(-1, keepdim=True)
         return tuple((found * scale).to(weights.dtype) if item is weights else item for item in output)

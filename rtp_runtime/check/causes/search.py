@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rtp_runtime.check.causes.activations import activation_mistakes
@@ -49,8 +50,6 @@ class Search:
         self.too_small: Tried | None = None
         """A mistake whose effect is below the noise."""
         self.tried = 0
-        self.broken: list[str] = []
-        """Kinds of mistakes that could not be tried."""
         small = scene.reference.is_small
         self._until = time.process_time() + (SECONDS_OF_SMALL if small else SECONDS_OF_LARGE)
 
@@ -68,15 +67,13 @@ class Search:
                     return
 
     def _try_all(self, family: Callable[[], Iterable[Hypothesis | Fit]]) -> None:
-        try:
+        # Foreign code may be unlike what a kind of mistakes takes it for; the others are tried all the same.
+        with suppress(RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, StopIteration):
             for item in family():
                 for hypothesis in fitted(self.scene, item) if isinstance(item, Fit) else (item,):
                     self.judge(hypothesis)
                 if self.out_of_time:
                     return
-        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, StopIteration) as error:
-            # Foreign code may be unlike what a kind of mistakes takes it for; the others are tried all the same.
-            self.broken.append(f"{type(error).__name__}: {error}")
 
     def _families(self) -> Iterator[Callable[[], Iterable[Hypothesis | Fit]]]:
         scene, operations = self.scene, Operations(self.scene)
@@ -105,22 +102,21 @@ class Search:
         yield operations.precision
         yield lambda: sum_mistakes(scene, 2)
 
-    def judge(self, hypothesis: Hypothesis) -> Match | None:
+    def judge(self, hypothesis: Hypothesis) -> None:
         """Try one mistake and keep what came of it."""
         capture = self.scene.run(hypothesis)
         self.tried += 1
         match = self.scene.match(capture) if capture is not None else None
         if capture is None or match is None or match.effect == 0.0:
-            return match
+            return
         if not match.judged:
             if self.too_small is None:
                 self.too_small = Tried(hypothesis, match, 0)
-            return match
+            return
         if match.names(rounding=hypothesis.kind == "precision"):
             self.named.append(Tried(hypothesis, match, self.scene.mended(capture)))
         if self.closest is None or match.remaining < self.closest.match.remaining:
             self.closest = Tried(hypothesis, match, 0)
-        return match
 
     def best(self) -> list[Tried]:
         """Those that explain the error: exact ones if any, of these the ones that mend most, the plainest first."""
@@ -129,6 +125,3 @@ class Search:
             most = max(each.mended for each in exact)
             return sorted((e for e in exact if e.mended == most), key=lambda each: each.hypothesis.cost)
         return sorted(self.named, key=lambda each: each.match.remaining)
-
-
-__all__ = ["Search", "Tried"]

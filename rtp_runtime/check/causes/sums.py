@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rtp_runtime.check.causes import patching
 from rtp_runtime.check.causes.evidence import Pairs
 from rtp_runtime.check.causes.hypothesis import Fit, Hypothesis
-from rtp_runtime.check.causes.judge import FLOOR, SHARE
+from rtp_runtime.check.causes.judge import left_at_most
 from rtp_runtime.check.causes.scene import Scene
 from rtp_runtime.check.names import parent_of
 from rtp_runtime.check.probe_table import INPUT, OUTPUT, ProbeKey
@@ -28,7 +28,7 @@ def sum_mistakes(scene: Scene, count: int) -> Iterator[Hypothesis]:
     if pairs is None or len(pairs) != 1 or scene.key.what not in (OUTPUT, INPUT):
         return
     error, size, parts = _error(pairs), float(pairs[0][1].norm()), _parts(scene, pairs)
-    allowed = max(FLOOR / 2, min(scene.tolerance(), SHARE * scene.error))
+    allowed = left_at_most(scene.error, scene.tolerance())
     for names in itertools.combinations(parts, count):
         basis = torch.stack([parts[name].flatten() for name in names], dim=1).double()
         factors = torch.linalg.lstsq(basis, error.double()[:, None]).solution[:, 0]

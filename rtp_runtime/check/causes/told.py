@@ -9,6 +9,7 @@ import torch
 from rtp_runtime.check.names import parent_of
 from rtp_runtime.check.report import Cause, Finding
 from rtp_runtime.check.session import Session
+from rtp_runtime.check.text_stage import text_cause
 
 
 def told(session: Session, finding: Finding) -> Cause | None:
@@ -16,7 +17,7 @@ def told(session: Session, finding: Finding) -> Cause | None:
     if finding.stage == "audit":
         return _audit(session, finding)
     if finding.stage == "text":
-        return Cause(status="unknown", words=f"{finding.module}: {finding.detail or finding.what}")
+        return text_cause(finding)
     if finding.stage == "serving":
         if "kept from step to step" in finding.what:
             return Cause(
