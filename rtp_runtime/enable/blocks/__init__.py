@@ -2,7 +2,7 @@
 
 A new kind of block is a file here with a frozen dataclass that derives from `Block` (base.py says what each method
 gives), and a recogniser `(view, name) -> Block` in `enable/recognise/`, which is entered in the list of
-`recognise/blocks.py`; names that its code imports are entered in `enable/imports.py`. Nothing else changes:
+`recognise/blocks.py`. Nothing else changes:
 
 * Blocks of two layers that are equal are one block. Those that differ in fields marked `BY_LAYER` alone are one class,
   whose field becomes a `ByLayer` of (condition, value). All others are told apart where layers are constructed, or,
@@ -20,7 +20,7 @@ from rtp_runtime.enable.blocks.base import BY_LAYER, Block, ByLayer, code_of, va
 from rtp_runtime.enable.blocks.mlp import Mlp
 from rtp_runtime.enable.blocks.moe import MoE, RoutedExperts, Router, Shared
 from rtp_runtime.enable.blocks.norm import Norm
-from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged, is_fused
+from rtp_runtime.enable.blocks.projection import Projection
 
 __all__ = [
     "BY_LAYER",
@@ -30,13 +30,10 @@ __all__ = [
     "Mlp",
     "MoE",
     "Norm",
-    "Parts",
     "Projection",
     "RoutedExperts",
     "Router",
     "Shared",
     "code_of",
-    "declare_merged",
-    "is_fused",
     "values_of",
 ]

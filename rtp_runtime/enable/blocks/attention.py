@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import BY_LAYER, Block, ByLayer, code_of, values_of
 from rtp_runtime.enable.blocks.norm import Norm
-from rtp_runtime.enable.blocks.packing import Part, declare_parts
+from rtp_runtime.enable.blocks.packing import declare_parts
 from rtp_runtime.enable.blocks.projection import Projection
 from rtp_runtime.enable.code import call
 from rtp_runtime.enable.declarations import Place
@@ -25,6 +25,17 @@ class HeadNorm:
     flat: bool = False
     """Over all heads at once, before they are split."""
     after_rotary: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the merged projection."""
+
+    name: str
+    """As `MergedLinear` calls it."""
+    projection: Projection
+    size: str
+    """Code of its output's size inside a class."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,7 @@ class Attention(Block):
 
     @property
     def takes(self) -> tuple[str, ...]:
-        return ("position_embeddings", "batch", "kv") if self.rotary else ("batch", "kv")
+        return ("position_embeddings", *super().takes) if self.rotary else super().takes
 
     def by_layer(self) -> bool:
         return any(isinstance(value, ByLayer) or "layer]" in (value or "") for value in (self.rotary, self.window))
@@ -284,8 +295,8 @@ class Attention(Block):
             for part in self.parts:
                 part.projection.declare(place, axes[part.size], "hidden")
         else:
-            each = [axes[part.size] for part in self.parts]
-            declare_parts(place, self.merged, self.parts, each, self.groups or "1")
+            projections, sizes = zip(*((part.projection, axes[part.size]) for part in self.parts), strict=True)
+            declare_parts(place, self.merged, projections, sizes, self.groups or "1")
         if self.gate is not None and self.gate.projection.whole:
             size = f"{axes['q_size']}.count" if self.gate.per_head else axes["q_size"]
             self.gate.projection.declare(place, size, "hidden")

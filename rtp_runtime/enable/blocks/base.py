@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rtp_runtime.enable.declarations import Place
+from rtp_runtime.enable.templates import render
 
 BY_LAYER: Mapping[str, Any] = {"by_layer": True}
 """Metadata of a dataclass field (`field(metadata=BY_LAYER)`) that may differ between layers of one class."""
@@ -48,19 +49,21 @@ class Block(abc.ABC):
     """Of the reference's module, and of the class that `source` writes."""
     word: ClassVar[str] = "block"
     """What a variable with its output is called."""
+    template: ClassVar[str | None] = None
+    """The file of `enable/templates/` with its classes, which sees the block as `s`."""
 
     @property
     def takes(self) -> tuple[str, ...]:
         """What its call is given after the hidden rows: "position_embeddings", "batch", names of its states."""
-        return ()
+        states = tuple(self.states())
+        return ("batch", *states) if states else ()
 
     def source(self) -> list[str]:
         """The lines of its classes at module level, [] when components say it all.
 
-        Two blank lines stand between classes, none at the ends. What it uses is imported by name: a name that
-        `rtp_runtime.enable.imports` does not know is added there.
+        Two blank lines stand between classes, none at the ends. What it uses of our public names is imported.
         """
-        return []
+        return [] if self.template is None else render(self.template, s=self).rstrip("\n").split("\n")
 
     def by_layer(self) -> bool:
         """Whether its constructor wants the number of the layer."""

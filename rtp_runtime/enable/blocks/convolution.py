@@ -10,7 +10,6 @@ from rtp_runtime.enable.blocks.base import Block
 from rtp_runtime.enable.blocks.projection import Projection
 from rtp_runtime.enable.code import call
 from rtp_runtime.enable.declarations import Place
-from rtp_runtime.enable.templates import render
 
 
 def slot_state(name: str, *arguments: str) -> str:
@@ -58,13 +57,7 @@ class ShortConv(Block):
     order: tuple[str, ...]
     """ "gate", "b" and "x" in the order in which the projection holds them."""
     word: ClassVar[str] = "convolved"
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        return ("batch", "conv")
-
-    def source(self) -> list[str]:
-        return render("short_conv.py.jinja", s=self).rstrip("\n").split("\n")
+    template: ClassVar[str | None] = "short_conv.py.jinja"
 
     def declare(self, place: Place) -> None:
         self.in_proj.declare(place, "3 * hidden", "hidden")

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import Block
 from rtp_runtime.enable.blocks.convolution import Conv, slot_state
-from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged
+from rtp_runtime.enable.blocks.packing import declare_parts
+from rtp_runtime.enable.blocks.projection import Projection
 from rtp_runtime.enable.blocks.state_space import GatedNorm, pinned
 from rtp_runtime.enable.code import call
 from rtp_runtime.enable.declarations import Place, joined, shape
-from rtp_runtime.enable.templates import render
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,7 @@ class DeltaNet(Block):
     a_log: str = "A_log"
     dt_bias: str = "dt_bias"
     word: ClassVar[str] = "attended"
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        return ("batch", "conv", "delta")
-
-    def source(self) -> list[str]:
-        return render("delta_net.py.jinja", s=self).rstrip("\n").split("\n")
+    template: ClassVar[str | None] = "delta_net.py.jinja"
 
     def sizes(self) -> str:
         return ", ".join("values" if part == "v" else "keys" for part in self.order)
@@ -74,9 +68,7 @@ class DeltaNet(Block):
         if len(self.mixed) == 1:
             self.mixed[0].declare(place, f"2 * {keys}.size + {values}.size", "hidden")
         else:
-            axes = [values if part == "v" else keys for part in self.order]
-            parts: Parts = list(zip(self.mixed, axes, strict=True))
-            declare_merged(place, "qkv_proj", parts, f"2 * {keys}.size + {values}.size")
+            declare_parts(place, "qkv_proj", self.mixed, [values if part == "v" else keys for part in self.order])
         if self.conv_parts:
             dims = [[values if part == "v" else keys, "1", self.conv.kernel] for part in self.order]
             apart = zip(self.conv_parts, dims, strict=True)

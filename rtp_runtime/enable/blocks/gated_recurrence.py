@@ -10,7 +10,6 @@ from rtp_runtime.enable.blocks.base import Block
 from rtp_runtime.enable.blocks.convolution import Conv, slot_state
 from rtp_runtime.enable.blocks.projection import Projection
 from rtp_runtime.enable.declarations import Place
-from rtp_runtime.enable.templates import render
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,7 @@ class GatedRecurrence(Block):
     factor: str
     """What the log of the decay is multiplied by."""
     word: ClassVar[str] = "mixed"
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        return ("batch", "conv", "recurrent")
-
-    def source(self) -> list[str]:
-        return render("gated_recurrence.py.jinja", s=self).rstrip("\n").split("\n")
+    template: ClassVar[str | None] = "gated_recurrence.py.jinja"
 
     def declare(self, place: Place) -> None:
         for projection in (self.x_proj, self.gate_proj):

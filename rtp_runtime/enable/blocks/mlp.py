@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import Block
 from rtp_runtime.enable.blocks.norm import Norm
-from rtp_runtime.enable.blocks.projection import Parts, Projection, declare_merged
+from rtp_runtime.enable.blocks.packing import declare_parts
+from rtp_runtime.enable.blocks.projection import Projection
 from rtp_runtime.enable.code import call
 from rtp_runtime.enable.declarations import Place
 
@@ -103,8 +104,7 @@ class Mlp(Block):
         if self.gate is None:
             self.up.declare(place, intermediate, "hidden")
         else:
-            parts: Parts = [(self.gate, intermediate), (self.up, intermediate)]
-            declare_merged(place, "gate_up_proj", parts, f"2 * {intermediate}.size")
+            declare_parts(place, "gate_up_proj", [self.gate, self.up], [intermediate, intermediate])
         self.down.declare(place, "hidden", intermediate)
         if self.inner_norm is not None:
             self.inner_norm[1].declare_over(place.child(self.inner_norm[0]), intermediate)

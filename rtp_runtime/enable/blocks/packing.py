@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rtp_runtime.enable.blocks.projection import Projection, stored
 from rtp_runtime.enable.code import nested
 from rtp_runtime.enable.declarations import Place, joined, shape
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a merged projection."""
-
-    name: str
-    """As `MergedLinear` calls it."""
-    projection: Projection
-    size: str
-    """Code of its output's size inside a class."""
-
-
-def declare_parts(place: Place, merged: str, parts: Sequence[Part], axes: Sequence[str], groups: str) -> None:
+def declare_parts(
+    place: Place, merged: str, parts: Sequence[Projection], axes: Sequence[str], groups: str = "1"
+) -> None:
     """The weight and bias of `merged`.
 
     Args:
         axes: the variable with the axis of each part.
         groups: code of the number of groups, where a fused tensor deals its parts out to groups.
     """
-    leaves = [("weight", ["hidden"]), *([("bias", [])] if parts[0].projection.bias else [])]
+    leaves = [("weight", ["hidden"]), *([("bias", [])] if parts[0].bias else [])]
     for leaf, more in leaves:
         sources = [_source(place, parts, axes, index, leaf, more, groups) for index in range(len(parts))]
         place.made(f"{merged}.{leaf}", joined(sources))
 
 
 def _source(
-    place: Place, parts: Sequence[Part], axes: Sequence[str], index: int, leaf: str, more: list[str], groups: str
+    place: Place, parts: Sequence[Projection], axes: Sequence[str], index: int, leaf: str, more: list[str], groups: str
 ) -> str:
-    projection, axis = parts[index].projection, axes[index]
+    projection, axis = parts[index], axes[index]
     dims = [axis, *more]
     if projection.whole:
         return stored(place, projection, leaf, dims)
-    inside = [i for i, part in enumerate(parts) if part.projection.name == projection.name]
-    inside.sort(key=lambda i: parts[i].projection.start)
-    before = [axes[i] for i in inside if parts[i].projection.start < projection.start]
+    inside = [i for i, part in enumerate(parts) if part.name == projection.name]
+    inside.sort(key=lambda i: parts[i].start)
+    before = [axes[i] for i in inside if parts[i].start < projection.start]
     local = _whole(place, projection, [axes[i] for i in inside], leaf, more, groups)
     start = " + ".join(f"{each}.size" for each in before) or "0"
     if projection.groups == 1:

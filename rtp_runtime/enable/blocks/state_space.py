@@ -11,7 +11,6 @@ from rtp_runtime.enable.blocks.convolution import Conv, slot_state
 from rtp_runtime.enable.blocks.norm import Norm
 from rtp_runtime.enable.blocks.projection import Projection
 from rtp_runtime.enable.declarations import Place
-from rtp_runtime.enable.templates import render
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,7 @@ class StateSpace(Block):
     scales: str | None = None
     """Code of what each part of the projection is multiplied by."""
     word: ClassVar[str] = "mixed"
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        return ("batch", "conv", "ssm")
-
-    def source(self) -> list[str]:
-        return render("state_space.py.jinja", s=self).rstrip("\n").split("\n")
+    template: ClassVar[str | None] = "state_space.py.jinja"
 
     def sizes_of(self, parts: tuple[str, ...]) -> str:
         known = {"gate": "inner", "mixed": "inner + 2 * shared", "dt": "heads", "x": "inner"}
@@ -126,13 +119,7 @@ class Selective(Block):
     a_log: str = "A_log"
     skip: str = "D"
     word: ClassVar[str] = "mixed"
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        return ("batch", "conv", "ssm")
-
-    def source(self) -> list[str]:
-        return render("selective.py.jinja", s=self).rstrip("\n").split("\n")
+    template: ClassVar[str | None] = "selective.py.jinja"
 
     def sizes_of(self, parts: tuple[str, ...]) -> str:
         return ", ".join("rank" if part == "dt" else "state_size" for part in parts)
