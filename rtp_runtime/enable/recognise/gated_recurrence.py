@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from rtp_kernel.ops.activation import ACTIVATIONS
 from rtp_kernel.ops.linear_recurrence import scanned
-from rtp_runtime.enable.blocks import Projection
 from rtp_runtime.enable.blocks.gated_recurrence import GatedRecurrence
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import same
-from rtp_runtime.enable.recognise.mixer import Mixer, activation_code, convolution_of
+from rtp_runtime.enable.recognise.mixer import Mixer, convolution_of, size_code
+from rtp_runtime.enable.recognise.mlp import activation_code
 from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
 from rtp_runtime.enable.recording import Call
 
@@ -64,11 +64,11 @@ def recognise_gated_recurrence(view: View, name: str) -> GatedRecurrence:
                 cell_class=type(cell.module).__name__,
                 cell=leaf(cell.name),
                 x_proj=mixer.projection(mixer.first),
-                gate_proj=Projection(leaf(gate.name), gate.module.bias is not None),
+                gate_proj=mixer.projection(gate),
                 conv=mixer.conv_block(conv_activation),
                 out_proj=mixer.projection(mixer.last),
                 width=width,
-                heads=_heads(view, mixer, cell, gates),
+                heads=_heads(view, cell, gates),
                 activation=activation_code(view, name, activation),
                 rate=gates.rate,
                 input_gate=gates.input_gate,
@@ -123,8 +123,7 @@ def _recurred(module: nn.Module, gates: Gates, factor: float, x: Tensor) -> Tens
     return scanned(x * gate(gates.input_gate) * scale, torch.exp(log_decay), torch.zeros_like(x[0]))
 
 
-def _heads(view: View, mixer: Mixer, cell: Call, gates: Gates) -> str:
+def _heads(view: View, cell: Call, gates: Gates) -> str:
     """Code of the number of heads, from the keys that the recurrence reads."""
-    heads = dict(cell.module.named_parameters())[gates.input_gate[0]].shape[0]
-    inner = Mixer(view, cell.name, cell, mixer.first, mixer.last, mixer.conv_name, mixer.conv, 1.0)
-    return inner.size(heads, "its number of heads", "heads")
+    heads = cell.module.get_parameter(gates.input_gate[0]).shape[0]
+    return size_code(view, cell.name, heads, "its number of heads", "heads")

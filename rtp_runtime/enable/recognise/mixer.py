@@ -16,11 +16,11 @@ from rtp_kernel.ops.norm import gated_rms_norm
 from rtp_runtime.enable.blocks import Projection
 from rtp_runtime.enable.blocks.convolution import Conv
 from rtp_runtime.enable.blocks.state_space import GatedNorm
-from rtp_runtime.enable.code import literal
 from rtp_runtime.enable.findings import UnrecognisedError
-from rtp_runtime.enable.match import combination, express, same
+from rtp_runtime.enable.match import combination, same
+from rtp_runtime.enable.recognise.mlp import activation_code
 from rtp_runtime.enable.recognise.norm import eps_code, eps_values
-from rtp_runtime.enable.recognise.view import View, leaf, linears, rows
+from rtp_runtime.enable.recognise.view import View, linears, projection_of, rows
 from rtp_runtime.enable.recording import Call
 
 
@@ -58,7 +58,7 @@ class Mixer:
         return dict(self.module.named_parameters(recurse=False))
 
     def projection(self, call: Call) -> Projection:
-        return Projection(leaf(call.name), call.module.bias is not None)
+        return projection_of(call, self.name)
 
     def others(self) -> list[Call]:
         """Calls of modules inside that are neither of the two projections."""
@@ -70,19 +70,7 @@ class Mixer:
 
     def size(self, value: int, what: str, hint: str, avoid: str = " ") -> str:
         """Code of a size, from the keys that the class reads; names only choose among keys of one value."""
-        keys = sorted(
-            self.view.keys_of(self.module, "hidden_size"), key=lambda key: (hint not in key, avoid in key, key)
-        )
-        numbers = {key: found for key in keys if (found := _number(self.view.config, key)) is not None}
-        for key, number in numbers.items():
-            if number == value:
-                return f"config.{key}"
-        for key, number in numbers.items():
-            for other, second in numbers.items():
-                if key < other and int(number * second) == value:
-                    whole = isinstance(number, int) and isinstance(second, int)
-                    return f"config.{key} * config.{other}" if whole else f"int(config.{key} * config.{other})"
-        raise self.refuse(f"{what} is {value}, which follows from none of the config keys that it reads.", "that rule")
+        return size_code(self.view, self.name, value, what, hint, avoid)
 
     def convolved(self, x: Tensor, activation: str | None) -> Tensor:
         """x [tokens, channels] through its convolution."""
@@ -95,8 +83,9 @@ class Mixer:
 
     def activations(self) -> Iterator[str | None]:
         """The likely ones first: those that the config names, then silu, none, and all others."""
-        named = [value for key in self.view.keys_of(self.module) if isinstance(value := _get(self.view, key), str)]
-        yield from dict.fromkeys([*(name for name in named if name in ACTIVATIONS), "silu", None, "gelu"])
+        values = [getattr(self.view.config, key, None) for key in self.view.keys_of(self.module)]
+        named = [value for value in values if isinstance(value, str) and value in ACTIVATIONS]
+        yield from dict.fromkeys([*named, "silu", None, "gelu"])
 
     def conv_block(self, activation: str | None) -> Conv:
         kernel = self.size(self.conv.weight.shape[-1], "its number of taps", "conv")
@@ -104,22 +93,29 @@ class Mixer:
         return Conv(self.conv_name, kernel, self.conv.bias is not None, code)
 
 
-def _get(view: View, key: str) -> Any:
-    return getattr(view.config, key, None)
+def size_code(view: View, name: str, value: int, what: str, hint: str, avoid: str = " ") -> str:
+    """`Mixer.size` of any module.
+
+    Raises:
+        UnrecognisedError: it follows from no key.
+    """
+    keys = sorted(view.keys_of(view.module(name), "hidden_size"), key=lambda key: (hint not in key, avoid in key, key))
+    numbers = {key: found for key in keys if (found := _number(view.config, key)) is not None}
+    for key, number in numbers.items():
+        if number == value:
+            return f"config.{key}"
+    for key, number in numbers.items():
+        for other, second in numbers.items():
+            if key < other and int(number * second) == value:
+                whole = isinstance(number, int) and isinstance(second, int)
+                return f"config.{key} * config.{other}" if whole else f"int(config.{key} * config.{other})"
+    reason = f"{what} is {value}, which follows from none of the config keys that it reads."
+    raise UnrecognisedError(view.label(name), reason, "that rule")
 
 
 def _number(config: Any, key: str) -> int | float | None:
     value = getattr(config, key, None)
     return value if isinstance(value, int | float) and not isinstance(value, bool) and value else None
-
-
-def activation_code(view: View, name: str, found: str) -> str:
-    """The config key that names an activation which computes the same, or the name itself."""
-    for key in sorted(view.keys_of(view.module(name))):
-        value = _get(view, key)
-        if isinstance(value, str) and ACTIVATIONS.get(value) is ACTIVATIONS[found]:
-            return f"config.{key}"
-    return literal(found)
 
 
 def convolution_of(module: nn.Module) -> tuple[str, nn.Conv1d] | None:
@@ -201,7 +197,4 @@ def factor_code(mixer: Mixer) -> str | None:
     if mixer.factor == 1.0:
         return None
     view = mixer.view
-    found = express(mixer.factor, view.config, view.keys_of(mixer.module))
-    if found is None:
-        raise mixer.refuse(f"its input is multiplied by {mixer.factor:.6g}, which no config key says.", "that rule")
-    return found.code
+    return view.express(mixer.factor, view.keys_of(mixer.module), view.label(mixer.name), "its input's factor").code

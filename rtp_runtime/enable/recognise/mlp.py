@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor, nn
 
@@ -13,7 +13,7 @@ from rtp_runtime.enable.code import literal
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import express, same
 from rtp_runtime.enable.recognise.norm import is_norm, recognise_norm
-from rtp_runtime.enable.recognise.view import View, bias_of, is_linear, leaf, linears, rows, transposed
+from rtp_runtime.enable.recognise.view import View, is_linear, leaf, linears, projection_of, rows
 from rtp_runtime.enable.recording import Call
 
 
@@ -39,12 +39,12 @@ def recognise_mlp(view: View, name: str, owner: nn.Module | None = None) -> Mlp:
             view.label(name), "it is not projections, an activation and a projection.", _needs(view, name)
         )
     inner, norm = _before_norm(view, name, rows(last[0].inputs[0]))
-    for gate, up, middle in _hypotheses(first, inner.shape[-1]):
+    for gate, up, middle in _hypotheses(name, first, inner.shape[-1]):
         for activation, code, function in _activations(view, name):
             result = function(middle[0]) if gate is None else function(middle[0]) * middle[1]
             if same(result, inner):
                 width = _width(view, name, inner.shape[-1], owner)
-                down = _projection(last[0], 0, x.shape[-1])
+                down = projection_of(last[0], name, 0, x.shape[-1])
                 return Mlp(view.class_name(name), code, up, down, gate, width, inner_norm=norm, learned=activation)
     raise UnrecognisedError(
         view.label(name), "its activation is none of ours.", f"an activation beside {', '.join(ACTIVATIONS)}"
@@ -99,33 +99,28 @@ def gives(call: Call, out: Tensor) -> bool:
     )
 
 
-def _projection(call: Call, start: int, size: int, whole: bool = True) -> Projection:
-    return Projection(
-        leaf(call.name), bias_of(call.module), start, size, whole=whole, transposed=transposed(call.module)
-    )
-
-
-def _hypotheses(first: list[Call], size: int) -> list[tuple[Projection | None, Projection, tuple[Tensor, ...]]]:
+def _hypotheses(
+    name: str, first: list[Call], size: int
+) -> list[tuple[Projection | None, Projection, tuple[Tensor, ...]]]:
     outputs = [rows(call.outputs[0]) for call in first]
     if len(outputs) == 1 and outputs[0].shape[-1] == size:
-        return [(None, _projection(first[0], 0, size), (outputs[0],))]
+        return [(None, projection_of(first[0], name, 0, size), (outputs[0],))]
     if len(outputs) == 1 and outputs[0].shape[-1] == 2 * size:
         out = outputs[0]
-        halves = [_projection(first[0], start, size, whole=False) for start in (0, size)]
+        halves = [projection_of(first[0], name, start, size, whole=False) for start in (0, size)]
         first_half, second_half = out[:, :size], out[:, size:]
         return [(halves[0], halves[1], (first_half, second_half)), (halves[1], halves[0], (second_half, first_half))]
     if len(outputs) == 2:
-        parts = [_projection(call, 0, size) for call in first]
+        parts = [projection_of(call, name, 0, size) for call in first]
         return [(parts[0], parts[1], (outputs[0], outputs[1])), (parts[1], parts[0], (outputs[1], outputs[0]))]
     return []
 
 
 def activation_code(view: View, name: str, found: str) -> str:
     """The config key that names an activation which computes the same, or the name itself."""
-    functions: Mapping[str, object] = ACTIVATIONS
     for key in sorted(view.keys_of(view.module(name))):
         value = getattr(view.config, key, None)
-        if isinstance(value, str) and functions.get(value) is functions[found]:
+        if isinstance(value, str) and ACTIVATIONS.get(value) is ACTIVATIONS[found]:
             return f"config.{key}"
     return literal(found)
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
-from rtp_runtime.enable.blocks import Projection
+from rtp_kernel.ops.activation import ACTIVATIONS
 from rtp_runtime.enable.blocks.attention import OutputGate
 from rtp_runtime.enable.findings import UnrecognisedError
 from rtp_runtime.enable.match import same
 from rtp_runtime.enable.recognise.mlp import gives
 from rtp_runtime.enable.recognise.norm import recognise_norm
 from rtp_runtime.enable.recognise.paths import Tracer
-from rtp_runtime.enable.recognise.view import View, bias_of, is_linear, linears, rows, transposed
+from rtp_runtime.enable.recognise.view import View, is_linear, linears, projection_of, rows
 from rtp_runtime.enable.recording import AttentionCall, Call
 
-GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "silu": functional.silu,
-    "tanh": torch.tanh,
-    "relu": functional.relu,
-}
+GATES = ("sigmoid", "silu", "tanh", "relu")
 
 
 def recognise_output(view: View, name: str, inside: str, call: AttentionCall, calls: Sequence[Call]) -> dict[str, Any]:
@@ -39,14 +31,7 @@ def recognise_output(view: View, name: str, inside: str, call: AttentionCall, ca
         if gives(view.recording.of(name), rows(out.outputs[0])):
             fields = _between(view, inside, call, calls, attended, rows(out.inputs[0]))
             if fields is not None:
-                projection = Projection(
-                    out.name.removeprefix(f"{inside}."),
-                    bias_of(out.module),
-                    0,
-                    out.outputs[0].shape[-1],
-                    transposed=transposed(out.module),
-                )
-                return {"out": projection, **fields}
+                return {"out": projection_of(out, inside, 0, out.outputs[0].shape[-1]), **fields}
     raise UnrecognisedError(
         view.label(name),
         "what attention returns does not go through a gate, a norm and one output projection.",
@@ -89,13 +74,12 @@ def _gated(
     tracer = Tracer(view, inside, calls)
     heads, dim = call.query.shape[1], call.query.shape[3]
     for projection, out in tracer.slices(x.shape[-1], dim):
-        for name, function in GATES.items():
-            yield OutputGate(projection, name), function(out) * x
+        for name in GATES:
+            yield OutputGate(projection, name), ACTIVATIONS[name](out) * x
     for each in linears(calls):
         out = rows(each.outputs[0])
         if out.shape[-1] == heads:
-            projection = Projection(each.name.removeprefix(f"{inside}."), bias_of(each.module), 0, heads)
-            projection = replace(projection, transposed=transposed(each.module))
-            for name, function in GATES.items():
-                factor = function(out).repeat_interleave(dim, dim=-1)
+            projection = projection_of(each, inside, 0, heads)
+            for name in GATES:
+                factor = ACTIVATIONS[name](out).repeat_interleave(dim, dim=-1)
                 yield OutputGate(projection, name, per_head=True), factor * x

@@ -11,7 +11,7 @@ from torch import Tensor
 from rtp_runtime.enable.blocks import Projection
 from rtp_runtime.enable.match import RELATIVE, same
 from rtp_runtime.enable.recognise.rotary import Turn, candidates
-from rtp_runtime.enable.recognise.view import View, bias_of, is_linear, layer_index, linears, rows, transposed
+from rtp_runtime.enable.recognise.view import View, is_linear, layer_index, linears, projection_of, rows
 from rtp_runtime.enable.recording import Call
 
 
@@ -62,7 +62,7 @@ class Tracer:
         for call in calls:
             out = rows(call.outputs[0])
             if out.shape[-1] == size:
-                yield self._projection(call, 0, size), out
+                yield projection_of(call, self.name, 0, size), out
         for call in calls:
             out = rows(call.outputs[0])
             units = size // dim
@@ -70,12 +70,8 @@ class Tracer:
                 grouped, part = out.view(len(out), groups, -1), size // groups
                 for start in range(0, grouped.shape[-1] - part + 1, dim):
                     if out.shape[-1] > size:
-                        found = self._projection(call, start, size)
-                        yield replace(found, whole=False, groups=groups), grouped[..., start : start + part].flatten(1)
-
-    def _projection(self, call: Call, start: int, size: int) -> Projection:
-        inside = call.name.removeprefix(f"{self.name}.")
-        return Projection(inside, bias_of(call.module), start, size, transposed=transposed(call.module))
+                        found = projection_of(call, self.name, start, size, whole=False, groups=groups)
+                        yield found, grouped[..., start : start + part].flatten(1)
 
     def _ways(self, path: Path, base: Tensor, heads: int) -> Iterator[tuple[Path, Tensor]]:
         yield path, base

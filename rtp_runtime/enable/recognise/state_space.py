@@ -15,14 +15,8 @@ from rtp_kernel.ops.activation import ACTIVATIONS
 from rtp_kernel.ops.state_space_scan import Scan, chunked
 from rtp_runtime.enable.blocks.state_space import GatedNorm, StateSpace
 from rtp_runtime.enable.match import close, same
-from rtp_runtime.enable.recognise.mixer import (
-    Mixer,
-    activation_code,
-    factor_code,
-    find_mixer,
-    gated_norm,
-    has_convolution,
-)
+from rtp_runtime.enable.recognise.mixer import Mixer, factor_code, find_mixer, gated_norm, has_convolution
+from rtp_runtime.enable.recognise.mlp import activation_code
 from rtp_runtime.enable.recognise.view import View, leaf, rows
 from rtp_runtime.enable.recording import Call
 
