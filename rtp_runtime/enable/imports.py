@@ -2,89 +2,51 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import ast
+from collections.abc import Mapping, Sequence
 
+from rtp_kernel import components
+from rtp_runtime import bridge, state, weights
 from rtp_runtime.enable.code import from_import
 
-IMPORTS: Mapping[str, tuple[str, ...]] = {
-    "collections.abc": ("Mapping", "Sequence"),
-    "typing": ("Any",),
+STANDARD: Mapping[str, Sequence[str]] = {"collections.abc": ("Mapping", "Sequence"), "typing": ("Any",)}
+PUBLIC: Mapping[str, Sequence[str]] = {
     "rtp_kernel.batch": ("Build", "ForwardBatch", "ModelState", "StateView"),
-    "rtp_kernel.components": (
-        "XIELU",
-        "Activation",
-        "Attention",
-        "CausalConv",
-        "DeltaGates",
-        "Embedding",
-        "Experts",
-        "Gate",
-        "GatedDeltaRule",
-        "GatedMLP",
-        "GatedRMSNorm",
-        "LayerNorm",
-        "Linear",
-        "LinearRecurrence",
-        "MergedLinear",
-        "RMSNorm",
-        "RopeParameters",
-        "Rotary",
-        "RotaryEmbedding",
-        "SinusoidalEmbedding",
-        "SelectiveScan",
-        "StateSpaceScan",
-        "TopKRouter",
-        "parameter",
-    ),
+    "rtp_kernel.components": components.__all__,
     "rtp_kernel.ops.activation": ("activation", "gated_activation"),
     "rtp_kernel.registry": ("Support",),
-    "rtp_runtime.bridge": (
-        "BridgedBlock",
-        "BridgedMixer",
-        "BridgedRotary",
-        "bridged_states",
-        "bridged_weights",
-        "proven_with",
-    ),
+    "rtp_runtime.bridge": bridge.__all__,
     "rtp_runtime.model": ("rope_parameters",),
-    "rtp_runtime.state": ("PagedState", "SlotState", "StateDescriptor", "StateDescriptors", "WindowState"),
-    "rtp_runtime.weights": (
-        "Axis",
-        "Concat",
-        "Descriptor",
-        "FromCheckpoint",
-        "Interleave",
-        "Layout",
-        "Permute",
-        "Reshape",
-        "Split",
-        "Stack",
-        "Tie",
-        "Weight",
-        "WeightDescriptors",
-        "renamed",
-    ),
+    "rtp_runtime.state": state.__all__,
+    "rtp_runtime.weights": weights.__all__,
+    "torch": ("Tensor", "nn"),
+    "torch.nn": ("functional",),
 }
 """Module -> what generated code may take from it."""
 
-STANDARD = ("collections.abc", "typing")
+
+def import_lines(body: str, *relatives: tuple[str, Sequence[str]]) -> list[str]:
+    """The import block of a file with this body.
+
+    `relatives`: modules of other plugins and what is taken from them, in the order of their lines.
+    """
+    used = _names(body)
+    standard = [line for module, names in STANDARD.items() for line in _taken(module, names, used)]
+    blocks = [(module, _taken(module, names, used)) for module, names in PUBLIC.items()]
+    blocks += [(module, from_import(module, names)) for module, names in relatives]
+    ours = [line for _, lines in sorted(blocks, key=lambda block: block[0]) for line in lines]
+    return [*standard, *([""] if standard else []), *(["import torch"] if "torch" in used else []), *ours]
 
 
-def import_lines(body: str) -> list[str]:
-    """The import block of a file with this body."""
-    standard: list[str] = []
-    ours: list[str] = []
-    for module, names in IMPORTS.items():
-        used = [name for name in names if _uses(body, name)]
-        (standard if module in STANDARD else ours).extend(from_import(module, used) if used else [])
-    torch = ["import torch"] if re.search(r"(?<![\w.])torch\.\w", body) else []
-    functional = ["from torch.nn import functional"] if re.search(r"(?<![\w.])functional\.\w", body) else []
-    return [*standard, "", *torch, *ours, "from torch import Tensor, nn", *functional]
+def _taken(module: str, names: Sequence[str], used: set[str]) -> list[str]:
+    found = [name for name in names if name in used]
+    return from_import(module, found) if found else []
 
 
-def _uses(body: str, name: str) -> bool:
-    """A function's name may also be an attribute or argument: what counts there is a call."""
-    if name[0].isupper():
-        return re.search(rf"(?<![\w.\"]){name}\b(?!\")", body) is not None
-    return re.search(rf"(?<![\w.]){name}\(", body) is not None
+def _names(body: str) -> set[str]:
+    """The names that the body reads and does not bind itself: those of arguments and variables are no imports."""
+    nodes = list(ast.walk(ast.parse(body)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - bound

@@ -6,6 +6,8 @@ the differences that models of one family show are tried one after another until
 
 from __future__ import annotations
 
+import inspect
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import Any
 
 from rtp_kernel.ops.activation import ACTIVATIONS
 from rtp_kernel.ops.rotary import LAYOUTS
+from rtp_runtime.enable.code import literal
 from rtp_runtime.enable.imports import import_lines
 from rtp_runtime.enable.names import PluginNames
 from rtp_runtime.enable.pins import find_pins
@@ -21,10 +24,13 @@ from rtp_runtime.enable.prove import first_error, importable
 from rtp_runtime.enable.reference import Reference
 from rtp_runtime.enable.templates import render
 from rtp_runtime.errors import RtpError
+from rtp_runtime.hookspecs import API_VERSION
 from rtp_runtime.model.config import ModelConfig, load_config
 from rtp_runtime.model.registry import ModelDefinition
 from rtp_runtime.plugins import Plugins
 from rtp_runtime.testing.compare import TOLERANCE
+from rtp_runtime.weights.audit import choose_layout
+from rtp_runtime.weights.headers import read_headers
 
 MOST_DIFFERENCES = 2
 """With more, a file of its own says better what the model is."""
@@ -82,11 +88,6 @@ def find_relative(
 
 def pins_of(reference: Reference, config: ModelConfig, definition: ModelDefinition) -> list[tuple[str, str]]:
     """Keys that the reference reads and the relative does not, with what they were as code."""
-    import inspect
-    import re
-
-    from rtp_runtime.enable.code import literal
-
     text = "".join(inspect.getsource(inspect.getmodule(cls)) for cls in _lineage(definition))  # type: ignore[arg-type]
     pins = find_pins(reference, config.hf)
     return [(key, literal(value)) for key, value in sorted(pins.items()) if not re.search(rf"\b{key}\b", text)]
@@ -101,9 +102,6 @@ def _lineage(definition: ModelDefinition) -> list[type]:
 
 def _same_tensors(definition: ModelDefinition, config: ModelConfig, checkpoint: Path) -> bool:
     """Whether the model's descriptors, over this config, account for every tensor in its shape."""
-    from rtp_runtime.weights.audit import choose_layout
-    from rtp_runtime.weights.headers import read_headers
-
     try:
         implementation = definition.load()
         implementation.state_descriptors(config)
@@ -140,7 +138,9 @@ class _Trial:
 
     def _error(self, definition: ModelDefinition, chosen: tuple[Difference, ...]) -> float:
         files = {
-            f"src/{self._names.package}/__init__.py": render("init.py.jinja", names=self._names, api=_api(), title=""),
+            f"src/{self._names.package}/__init__.py": render(
+                "init.py.jinja", names=self._names, api=API_VERSION, title=""
+            ),
             f"src/{self._names.package}/{self._names.module}.py": self.text(definition, chosen),
         }
         with (
@@ -167,19 +167,9 @@ class _Trial:
             "lists": any(value.startswith("[") for _, value in self._pins),
         }
         body = render("relative.py.jinja", imports="", **values)
-        parent = f"from {values['parent_module']} import {values['parent']}, state_descriptors, weight_descriptors"
-        standard, _, ours = "\n".join(import_lines(body)).partition("\n\n")
-        lines = [line for line in ours.splitlines() if not line.startswith("from torch")] + [parent]
-        lines += ["import torch"] if "torch.tanh" in body else []
-        lines += ["from torch import Tensor"] if values["logits"] else []
-        ordered = "\n".join(sorted(lines, key=lambda line: (line.split()[1], line)))
-        return render("relative.py.jinja", imports=f"{standard}\n\n{ordered}".strip("\n"), **values)
-
-
-def _api() -> str:
-    from rtp_runtime.hookspecs import API_VERSION
-
-    return API_VERSION
+        taken = [values["parent"], "state_descriptors", "weight_descriptors"]
+        imports = "\n".join(import_lines(body, (target.module, taken)))
+        return render("relative.py.jinja", imports=imports, **values)
 
 
 def differences(config: Any) -> Iterator[Difference]:

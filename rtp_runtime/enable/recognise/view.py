@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rtp_runtime.enable.blocks import Projection
 from rtp_runtime.enable.findings import UnrecognisedError
-from rtp_runtime.enable.imports import IMPORTS
+from rtp_runtime.enable.imports import PUBLIC
 from rtp_runtime.enable.match import Expression, express
 from rtp_runtime.enable.recognise.hub import Hub
 from rtp_runtime.enable.recognise.tables import Table, find_tables
@@ -78,7 +79,7 @@ class View:
     def class_name(self, name: str) -> str:
         """What the model file calls the class of a module: as the reference does, unless a component is called so."""
         found, model = type(self.module(name)).__name__, type(self.reference.model).__name__
-        taken = any(found in names for names in IMPORTS.values())
+        taken = any(found in names for names in PUBLIC.values())
         return f"{model.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}{found}" if taken else found
 
     def label(self, name: str) -> str:
@@ -115,6 +116,15 @@ def is_linear(module: nn.Module) -> bool:
 def transposed(module: nn.Module) -> bool:
     """Whether its weight is [in, out]."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def projection_of(call: Call, block: str, start: int = 0, size: int = 0, **more: Any) -> Projection:
+    """The linear module that `call` ran, by its name inside the module `block`, and which part of its output is meant.
+
+    `more`: further fields of `Projection`.
+    """
+    name = call.name.removeprefix(f"{block}.")
+    return Projection(name, bias_of(call.module), start, size, transposed=transposed(call.module), **more)
 
 
 def bias_of(module: nn.Module) -> bool:
