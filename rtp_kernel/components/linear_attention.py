@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -48,10 +46,8 @@ class CausalConv(Component):
         self._op = binding.op("causal_conv", shapes=shapes, options=options)
 
     def forward(self, x: Tensor, batch: ForwardBatch, state: StateView) -> Tensor:
-        options = {} if self.bias is None else {"bias": self.bias}
-        out: Tensor = self._op(
-            x, self.weight, state, batch, activation=self.activation, dilation=self.dilation, **options
-        )
+        options = {"activation": self.activation, "dilation": self.dilation, "bias": self.bias}
+        out: Tensor = self._op(x, self.weight, state, batch, **options)
         return out
 
     def extra_repr(self) -> str:
@@ -143,26 +139,22 @@ class GatedRMSNorm(Component):
         if dim % groups:
             raise ValueError(f"{groups} groups cannot share {dim} channels evenly")
         self.eps = eps
-        self.activation = check_activation(activation)
-        self.wide = wide
-        self.groups = groups
-        self.gate_first = gate_first
+        self._options = {
+            "activation": check_activation(activation),
+            "wide": wide,
+            "groups": groups,
+            "gate_first": gate_first,
+        }
         self.weight = parameter(dim)
         self._op: OpFunction = gated_rms_norm
 
-    def _options(self) -> dict[str, Any]:
-        more = {"groups": self.groups} if self.groups > 1 else {}
-        more |= {"gate_first": True} if self.gate_first else {}
-        return {"activation": self.activation, "wide": self.wide, **more}
-
     def bind(self, binding: Binding) -> None:
-        self._op = binding.op("gated_rms_norm", shapes={"dim": self.weight.shape[0]}, options=self._options())
+        self._op = binding.op("gated_rms_norm", shapes={"dim": self.weight.shape[0]}, options=self._options)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        out: Tensor = self._op(x, gate, self.weight, self.eps, **self._options())
+        out: Tensor = self._op(x, gate, self.weight, self.eps, **self._options)
         return out
 
     def extra_repr(self) -> str:
-        more = f", groups={self.groups}" if self.groups > 1 else ""
-        more += ", gate first" if self.gate_first else ""
-        return f"{self.weight.shape[0]}, eps={self.eps}, activation={self.activation}{more}"
+        options = ", ".join(f"{name}={value}" for name, value in self._options.items())
+        return f"{self.weight.shape[0]}, eps={self.eps}, {options}"
