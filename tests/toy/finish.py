@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rtp_runtime import RequestOutput
 from rtp_runtime.engine.engine import Engine
 
-MOST_STEPS = 3000
+MOST_STEPS = 5000
 
 
 def finish(engine: Engine, ids: Sequence[str], preempt_every: int = 0) -> list[RequestOutput]:
@@ -19,9 +19,10 @@ def finish(engine: Engine, ids: Sequence[str], preempt_every: int = 0) -> list[R
             engine._state.poison()
         steps += 1
         if preempt_every and steps % preempt_every == 0:
-            engine.preempt(ids[steps // preempt_every % len(ids)])
+            engine.preempt(ids[(steps // preempt_every - 1) % len(ids)])
         for news in engine.step():
             if news.finish_reason is not None:
                 outputs[news.request_id] = engine.output(news.request_id)
-        assert steps < MOST_STEPS
+        assert steps <= MOST_STEPS, "the engine makes no progress"
+    assert not engine._state._requests
     return [outputs[each] for each in ids]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from toy.finish import finish
 
 from rtp_runtime.engine import EngineConfig, RequestOutput, SamplingParams
 from rtp_runtime.engine.engine import Engine
@@ -150,20 +151,3 @@ def run(loaded: Any) -> Any:
         return finish(engine, ids, preempt_every)
 
     return run
-
-
-def finish(engine: Engine, ids: Sequence[str], preempt_every: int = 0) -> list[RequestOutput]:
-    outputs: dict[str, RequestOutput] = {}
-    steps = 0
-    while engine.has_work:
-        if not engine._tickets:
-            engine._state.poison()
-        if preempt_every and steps % preempt_every == preempt_every - 1:
-            engine.preempt(ids[steps // preempt_every % len(ids)])
-        for news in engine.step():
-            if news.finish_reason is not None:
-                outputs[news.request_id] = engine.output(news.request_id)
-        steps += 1
-        assert steps < 5000, "the engine makes no progress"
-    assert not engine._state._requests
-    return [outputs[each] for each in ids]
