@@ -154,7 +154,7 @@ class _Trial:
 
     def text(self, definition: ModelDefinition, chosen: Sequence[Difference]) -> str:
         """The model file."""
-        target = definition.target
+        target, declines = definition.target, definition.load().accepts is not None
         values: dict[str, Any] = {
             "architecture": self._names.architecture,
             "parent": definition.architecture if target.name is None else target.name,
@@ -164,11 +164,14 @@ class _Trial:
             "logits": [each for each in chosen if each.logits],
             "differences": chosen,
             "pinned": self._pins,
+            "declines": declines,
             "lists": any(value.startswith("[") for _, value in self._pins),
         }
         body = render("relative.py.jinja", imports="", **values)
         taken = [values["parent"], "state_descriptors", "weight_descriptors"]
-        imports = "\n".join(import_lines(body, (target.module, taken)))
+        own = [(target.module, [*taken, "accepts"] if declines and not self._pins else taken)]
+        own += [(target.module, ["accepts as parent_accepts"])] if declines and self._pins else []
+        imports = "\n".join(import_lines(body, *own))
         return render("relative.py.jinja", imports=imports, **values)
 
 
