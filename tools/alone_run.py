@@ -2,7 +2,7 @@
 
 One process for all of a family's tiny checkpoints; the environment's own `rtp` lists the plugins. The first checkpoint
 is checked whole. The others are checked up to their logits: how requests share the engine is no plugin's, and the
-plugins' own tests generate in batches, in chunks and after preemption.
+plugins' own tests run prompts in batches and in chunks.
 """
 
 from __future__ import annotations
