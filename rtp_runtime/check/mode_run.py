@@ -17,12 +17,9 @@ from rtp_runtime.check.logits_stage import (
 )
 from rtp_runtime.check.ours import ModuleError, OurModel, Output, Schedule
 from rtp_runtime.check.probe_stage import raised
-from rtp_runtime.check.probe_table import ProbeTable
 from rtp_runtime.check.probes import ProbeRun
 from rtp_runtime.check.report import Finding, Measure, ModeCell, NotJudged, StageResult
-from rtp_runtime.check.rows import RowMatcher
 from rtp_runtime.check.session import Case, Session
-from rtp_runtime.check.splits import FusedOutputs
 
 CHEAP_STEPS = 70
 """Steps that a mode may take on a model of which a step costs little."""
@@ -34,6 +31,9 @@ MODE_TOKENS = 5
 LARGE_TOKENS = 2
 MAX_MODE_CURVES = 4
 """Curves of logits that are kept of modes that are wrong."""
+
+COMPANY = {"max_num_batched_tokens": 45, "max_chunk_tokens": 32}
+"""Limits of steps in which prompts are prefilled while others decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,18 +153,15 @@ def leave_mode_out(stage: StageResult, mode: str, why: str, required: bool = Fal
 
 def probe_mode(session: Session, mode: Mode, model: OurModel | None = None) -> list[Finding]:
     """Probe a mode that failed: the modules whose outputs differ although the reference's input was put in."""
-    model, order, cases = model or session.model, session.order, affordable(session, mode)
+    model, cases = model or session.model, affordable(session, mode)
     captures = {case.name: session.reference.capture(case.sequence)[1] for case in cases}
-    table = ProbeTable(session.reference.layers, order, session.consumers)
-    fused = FusedOutputs(model.module, model.loaded.weights.layout, set(order))
-    matcher = RowMatcher({case.name: case.sequence for case in cases})
-    run = ProbeRun(model.module, table, captures, matcher, fused, model.ratios)
+    run = ProbeRun.over(session, captures, model)
     try:
         with run.attached(model.ops):
             model.run({case.name: case.prompt.ids for case in cases}, new_tokens(session, mode), mode.schedule)
     except ModuleError:
         return []
-    found = table.findings(session.noise.module_tolerance, "modes", mode.name)
+    found = run.table.findings(session.noise.module_tolerance, "modes", mode.name)
     if found and not any(finding.cause for finding in found):
         found[0] = replace(
             found[0], cause=True, detail=f"{found[0].detail}; its input is wrong: look at what the engine feeds it"

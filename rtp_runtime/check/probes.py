@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,17 @@ from rtp_kernel.batch import ForwardBatch
 from rtp_runtime.bridge import bridged_blocks
 from rtp_runtime.check.capture import Call, Capture
 from rtp_runtime.check.compare import tensors_of
-from rtp_runtime.check.names import is_inside, layer_of
+from rtp_runtime.check.names import holds_layers, is_inside, layer_of
 from rtp_runtime.check.pairs import Pairing, pair_closest, pair_tensors
 from rtp_runtime.check.probe_table import FED, INPUT, OUTPUT, ProbeKey, ProbeTable
 from rtp_runtime.check.rows import RowMatcher, Segment
 from rtp_runtime.check.seam import OpSeam
 from rtp_runtime.check.selections import Choices
 from rtp_runtime.check.splits import FusedOutputs
+
+if TYPE_CHECKING:
+    from rtp_runtime.check.ours import OurModel
+    from rtp_runtime.check.session import Session
 
 Rows = tuple[Tensor, ...]
 Match = Callable[[Sequence[Tensor], Sequence[Tensor]], Pairing]
@@ -60,6 +64,17 @@ class ProbeRun:
         """Prompt -> its first token for which experts or keys changed by a tie."""
         self.seam = OpSeam(self)
 
+    @classmethod
+    def over(
+        cls, session: Session, captures: Mapping[str, Capture], model: OurModel | None = None, **more: Any
+    ) -> Self:
+        """With a table of its own, over the session's cases of which there are captures. `model`: not the session's."""
+        model, cases = model or session.model, {case.name: case for case in session.cases}
+        table = ProbeTable(session.reference.layers, session.order, session.consumers)
+        matcher = RowMatcher({name: cases[name].sequence for name in captures})
+        fused = FusedOutputs(model.module, model.loaded.weights.layout, set(session.order))
+        return cls(model.module, table, captures, matcher, fused, model.ratios, **more)
+
     @contextmanager
     def attached(self, ops: Any) -> Iterator[None]:
         """Probe every step that the engine runs inside the block. `ops`: the `RecordingOps` of the loaded model."""
@@ -91,14 +106,11 @@ class ProbeRun:
         targets = self._fused.parts(name)
         if targets:
             yield module.register_forward_hook(self._fused_hook(name), with_kwargs=True)
-        elif self._known(name) and not self._holds_layers(name):
+        elif self._known(name) and not holds_layers(name, self.table.layers):
             yield module.register_forward_hook(self._output_hook(name), with_kwargs=True)
 
     def _known(self, name: str) -> bool:
         return any(name in capture.calls for capture in self.captures.values())
-
-    def _holds_layers(self, name: str) -> bool:
-        return any(layer.startswith(f"{name}.") for layer in self.table.layers)
 
     def _graft(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -197,13 +209,11 @@ class ProbeRun:
 
         `inputs`: what both were made of, in rows like theirs.
         """
-        closing = (segment.index + 1) % ratio == 0
-        if bool(closing.any()):
-            place = (segment.index[closing] + 1) // ratio - 1
-            keep, probe = torch.ones(len(place), dtype=torch.bool), self.table.probe(key, segment.prompt)
+        closed = closed_entries(segment, ratio)
+        if len(closed.index):
+            keep, probe = torch.ones(len(closed.index), dtype=torch.bool), self.table.probe(key, segment.prompt)
             for one, other, add in ((*inputs, probe.add_inputs), (ours, entries, probe.add)):
-                pairing = self.pair(Segment(segment.prompt, segment.rows[closing], place), one, other)
-                add(pairing, segment.index[closing], keep)
+                add(self.pair(closed, one, other), (closed.index + 1) * ratio - 1, keep)
 
     def _compare_inputs(self, key: ProbeKey, segment: Segment, ours: Rows, reference: Rows) -> None:
         pairing = self.pair(segment, ours, reference)
@@ -226,11 +236,17 @@ class ProbeRun:
         self.tie_tokens[segment.prompt] = min(first, self.tie_tokens.get(segment.prompt, first))
 
 
+def closed_entries(segment: Segment, ratio: int) -> Segment:
+    """The rows of tokens that close an entry of `ratio` tokens, by the places of these entries."""
+    closing = (segment.index + 1) % ratio == 0
+    return Segment(segment.prompt, segment.rows[closing], segment.index[closing] // ratio)
+
+
 def boundaries(capture: Capture, layers: Mapping[str, int]) -> set[str]:
     """Where the reference's tensors are put in: every layer, and the first module after the last layer."""
     order = [name for name in capture.order if name in capture.calls]
     last = max((place for place, name in enumerate(order) if name in layers), default=-1)
-    after = [name for name in order[last + 1 :] if not any(layer.startswith(f"{name}.") for layer in layers)]
+    after = [name for name in order[last + 1 :] if not holds_layers(name, layers)]
     return {*layers, *after[:1]}
 
 

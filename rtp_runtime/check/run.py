@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from rtp_runtime.check.reference import Defect, Reference
 from rtp_runtime.check.report import CheckReport, NotJudged, StageResult
 from rtp_runtime.check.serving_stage import run_serving
 from rtp_runtime.check.session import Progress, Session, make_cases, measure_noise
-from rtp_runtime.check.text_stage import run_text, text_cause
+from rtp_runtime.check.text_stage import run_text
 from rtp_runtime.check.threads import threads_for
 from rtp_runtime.errors import CheckpointError, RtpError
 
@@ -68,8 +67,6 @@ def _judge(session: Session, say: Progress, started: float) -> CheckReport:
     first = report.first_wrong
     if first is None or not session.options.explain:
         return report
-    if first.stage == "text":
-        return replace(report, cause=text_cause(first))
     say("looking for the cause")
     return replace(report, cause=explain(session, first))
 
@@ -215,10 +212,7 @@ def _load(session: Session, say: Progress, judge: bool) -> StageResult | None:
 def _probe(session: Session, say: Progress, judge: bool) -> StageResult | None:
     """Make the cases, each probed while the reference's capture of it is there; then measure the reference's noise."""
     stage = ProbeStage(session)
-    limits = session.model.loaded.config
-    for case, capture in make_cases(
-        session, _encoder(session), _vocab_size(limits), _max_positions(limits, session.reference)
-    ):
+    for case, capture in make_cases(session, _encoder(session)):
         say(f"probes: {case.name}, ours")
         if judge:
             stage.add(case, capture)
@@ -232,15 +226,6 @@ def _encoder(session: Session) -> Callable[[str], list[int]] | None:
 
     tokenizer = load_tokenizer(session.options.model)
     return tokenizer.encode if tokenizer is not None else None
-
-
-def _vocab_size(config: Any) -> int:
-    return int(config.hf.get_text_config().vocab_size)
-
-
-def _max_positions(config: Any, reference: Reference) -> int:
-    ours = getattr(config.hf.get_text_config(), "max_position_embeddings", None)
-    return min(int(ours or reference.max_positions), reference.max_positions)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.report import NotJudged, StageResult
 from rtp_runtime.check.serving.judge import ServingJudge
 from rtp_runtime.check.serving.narrow import narrowed, rounded
-from rtp_runtime.check.session import Session
+from rtp_runtime.check.session import Session, common_sizes
 from rtp_runtime.errors import RtpError
 
 TOKENS_OF_SMALL, TOKENS_OF_LARGE, ENOUGH_TOKENS = 500, 160, 256
@@ -85,10 +85,8 @@ def chosen_prompts(session: Session) -> dict[str, tuple[int, ...]]:
             chosen[case.name] = case.sequence
             left -= len(case.sequence)
     if small and left > TOKENS_OF_SMALL - ENOUGH_TOKENS:
-        config = session.model.loaded.config.hf.get_text_config()
-        positions = (getattr(config, "max_position_embeddings", None), session.reference.max_positions, ENOUGH_TOKENS)
-        vocab = min(int(config.vocab_size), session.reference.vocab_size)
-        limits = PromptLimits(vocab, min(int(limit) for limit in positions if limit))
+        vocab_size, positions = common_sizes(session)
+        limits = PromptLimits(vocab_size, min(positions, ENOUGH_TOKENS))
         drawn = draw_prompt(limits, limits.max_tokens, session.options.seed + DRAWN)
         chosen[drawn.name] = drawn.ids
     return chosen

@@ -123,10 +123,10 @@ class Session:
 
 
 def make_cases(
-    session: Session, encode: Callable[[str], Sequence[int]] | None, vocab_size: int, max_positions: int
+    session: Session, encode: Callable[[str], Sequence[int]] | None = None
 ) -> Iterator[tuple[Case, Capture]]:
     """The prompts one by one, each with the reference's capture; more are drawn while experts were not visited."""
-    limits = prompt_limits(session, vocab_size, max_positions)
+    limits = prompt_limits(session)
     options = session.options
     prompts = make_prompts(limits, options.seed, encode, options.prompts)
     prompts = [prompt for prompt in prompts if max(prompt.ids) < limits.vocab_size]
@@ -155,18 +155,25 @@ def _num_visited(session: Session) -> int:
     return sum(map(len, session.experts.values()))
 
 
-def prompt_limits(session: Session, vocab_size: int, max_positions: int) -> PromptLimits:
-    """Lengths that the config allows, and the windows to cross, as the reference's masks show them."""
-    reference, room = session.reference, max_positions - session.num_new_tokens
-    configs = (reference.config, session.model.loaded.config.hf)
-    declared = [getattr(config.get_text_config(), "sliding_window", None) for config in configs]
+def prompt_limits(session: Session) -> PromptLimits:
+    """Lengths that both configs allow, and the windows to cross, as they declare them."""
+    reference, ours = session.reference, session.model.loaded.config.hf.get_text_config()
+    declared = [getattr(text, "sliding_window", None) for text in (reference.config.get_text_config(), ours)]
     windows = tuple(window for window in declared if isinstance(window, int) and window > 0)
     lengths = session.options.lengths
     if reference.is_large:
         crossed = (*windows, *session.model.ratios)
         windows = tuple(window for window in crossed if 2 * window + 5 <= FEW_TOKENS)
         lengths = FEW_LENGTHS if lengths == PROMPT_LENGTHS else lengths
-    return PromptLimits(min(vocab_size, reference.vocab_size), max(1, room), windows, lengths)
+    vocab_size, positions = common_sizes(session)
+    return PromptLimits(vocab_size, max(1, positions - session.num_new_tokens), windows, lengths)
+
+
+def common_sizes(session: Session) -> tuple[int, int]:
+    """How many token ids, and how many positions, both configs allow."""
+    reference, ours = session.reference, session.model.loaded.config.hf.get_text_config()
+    positions = int(getattr(ours, "max_position_embeddings", None) or reference.max_positions)
+    return min(int(ours.vocab_size), reference.vocab_size), min(positions, reference.max_positions)
 
 
 def _make_case(session: Session, prompt: Prompt, extra: bool = False) -> tuple[Case, Capture]:

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.ours import ModuleError, Schedule
 from rtp_runtime.check.pairs import Pairing
-from rtp_runtime.check.probe_table import ProbeKey, ProbeTable
+from rtp_runtime.check.probe_table import ProbeKey
 from rtp_runtime.check.probes import ProbeRun, value_of
-from rtp_runtime.check.rows import RowMatcher, Segment
+from rtp_runtime.check.rows import Segment
 from rtp_runtime.check.selections import Choices
 from rtp_runtime.check.session import Case, Session
-from rtp_runtime.check.splits import FusedOutputs
 
 ROUNDING = 1e-4
 """Relative difference of a token's layer input, at most, that the rounding of the layers before makes."""
@@ -74,16 +73,9 @@ def settle(session: Session, case: Case, schedule: Schedule) -> bool:
     if not chooses or session.modules_differ or key in session.settled:
         return False
     session.settled.add(key)
-    model, reference = session.model, session.reference
-    _, capture = reference.capture(case.sequence)
-    run = FreeRun(
-        model.module,
-        ProbeTable(reference.layers, session.order, session.consumers),
-        {case.name: capture},
-        RowMatcher({case.name: case.sequence}),
-        FusedOutputs(model.module, model.loaded.weights.layout, set(capture.calls)),
-        model.ratios,
-    )
+    model = session.model
+    _, capture = session.reference.capture(case.sequence)
+    run = FreeRun.over(session, {case.name: capture})
     try:
         with run.attached(model.ops):
             model.run({case.name: case.sequence}, 1, schedule, keep_logits=False)

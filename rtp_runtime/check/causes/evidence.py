@@ -12,8 +12,8 @@ from torch import Tensor
 from rtp_runtime.check.capture import Capture
 from rtp_runtime.check.names import layer_of
 from rtp_runtime.check.pairs import Pairing, pair_closest, pair_tensors
-from rtp_runtime.check.probe_table import CORE, ENTRIES, FED, INPUT, LOGITS, OUTPUT, SELECTION, K, ProbeKey, Q, V
-from rtp_runtime.check.probes import ProbeRun, Rows
+from rtp_runtime.check.probe_table import CORE, ENTRIES, FED, INPUT, LOGITS, OUTPUT, K, ProbeKey, Q, V
+from rtp_runtime.check.probes import ProbeRun, Rows, closed_entries
 from rtp_runtime.check.rows import Segment
 from rtp_runtime.check.selections import Choices
 
@@ -84,9 +84,8 @@ class KeepingRun(ProbeRun):
         ratio: int,
         inputs: tuple[Rows, Rows] = ((), ()),
     ) -> None:
-        closing = (segment.index + 1) % ratio == 0
-        place = (segment.index[closing] + 1) // ratio - 1
-        self._keep(key, segment.prompt, [t[segment.rows[closing]] for t in ours], place)
+        closed = closed_entries(segment, ratio)
+        self._keep(key, closed.prompt, [t[closed.rows] for t in ours], closed.index)
         super().compare_entries(key, segment, ours, entries, ratio, inputs)
 
     def leave_out(self, module: str, segment: Segment, ties: Tensor) -> None:
@@ -150,6 +149,3 @@ def _theirs(key: ProbeKey, capture: Capture) -> list[Tensor] | None:
     if key.what in (INPUT, FED):
         return list(first.inputs[:1])
     return [tensor for call in calls for tensor in call.outputs]
-
-
-__all__ = ["SELECTION", "Evidence", "KeepingRun", "Kept", "Pairs"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,10 @@ from rtp_runtime.check.causes.rerun import Rerun
 from rtp_runtime.check.names import layer_of, parent_of
 from rtp_runtime.check.ours import ModuleError, Schedule
 from rtp_runtime.check.probe_stage import head_module
-from rtp_runtime.check.probe_table import FED, INPUT, LOGITS, OUTPUT, WHAT, ProbeKey, ProbeTable
+from rtp_runtime.check.probe_table import FED, INPUT, WHAT, ProbeKey
 from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.report import Finding
-from rtp_runtime.check.rows import RowMatcher
 from rtp_runtime.check.session import Case, Session, make_cases
-from rtp_runtime.check.splits import FusedOutputs
 
 MAX_TOKENS = 640
 """Prompts longer than this are not searched on."""
@@ -202,12 +201,8 @@ def ensure_cases(session: Session) -> None:
     """A prompt or two, where no stage made any."""
     if session.cases:
         return
-    configs = (session.reference.config, session.model.loaded.config.hf)
-    texts = [config.get_text_config() for config in configs]
-    room = min(int(getattr(text, "max_position_embeddings", None) or session.reference.max_positions) for text in texts)
-    for number, _ in enumerate(make_cases(session, None, min(int(text.vocab_size) for text in texts), room)):
-        if number:
-            return
+    for _ in itertools.islice(make_cases(session), 2):
+        pass
 
 
 def _by_suitability(cases: list[Case]) -> list[Case]:
@@ -220,8 +215,6 @@ def _by_suitability(cases: list[Case]) -> list[Case]:
 
 def _keep(session: Session, case: Case, rerun: Rerun, steps: Steps | None = None) -> KeepingRun:
     model, reference = session.model, session.reference
-    table = ProbeTable(reference.layers, session.order, session.consumers)
-    fused = FusedOutputs(model.module, model.loaded.weights.layout, set(session.order))
 
     def wanted(name: str) -> bool:
         found = layer_of(name, reference.layers)
@@ -229,17 +222,14 @@ def _keep(session: Session, case: Case, rerun: Rerun, steps: Steps | None = None
 
     # Every layer is given the reference's input, which only a whole capture has.
     capture = reference.capture(case.sequence)[1]
-    prompts, captures, sequences = {case.name: case.sequence}, {case.name: capture}, {case.name: case.sequence}
+    captures = {case.name: capture}
     for other in session.cases if steps is not None else ():
         if other.name in steps.prompts and other.name != case.name:  # type: ignore[union-attr]
             captures[other.name] = reference.capture(other.sequence)[1]
-            sequences[other.name] = other.sequence
-    run = KeepingRun(
-        model.module, table, captures, RowMatcher(sequences), fused, model.ratios, wanted=wanted, prompt=case.name
-    )
+    run = KeepingRun.over(session, captures, wanted=wanted, prompt=case.name)
     with run.attached(model.ops):
         if steps is None:
-            model.run(prompts, 1, keep_logits=False)
+            model.run({case.name: case.sequence}, 1, keep_logits=False)
         else:
             model.run(steps.prompts, steps.num_new_tokens, steps.schedule, keep_logits=False)
     head = head_module(capture, reference.layers)
@@ -268,6 +258,3 @@ def _accused(finding: Finding, wrong: list[ProbeKey]) -> ProbeKey | None:
         if found is not None:
             return found
     return next(iter(inner), None)
-
-
-__all__ = ["LOGITS", "OUTPUT", "Scene", "ensure_cases", "make_scene", "scene_of"]
