@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rtp_runtime.check.kernels import PLAIN, Kernels
-from rtp_runtime.check.mode_run import Mode, leave_mode_out, probe_mode, run_mode
+from rtp_runtime.check.mode_run import COMPANY, Mode, leave_mode_out, probe_mode, run_mode
 from rtp_runtime.check.ours import OurModel, Schedule, load_ours
 from rtp_runtime.check.report import ModeCell, StageResult
 from rtp_runtime.check.session import Session
@@ -18,7 +18,7 @@ from rtp_runtime.errors import RtpError
 MAX_BYTES = 3 << 29
 """Weights beyond 1.5 GiB are not loaded a second time."""
 NEXT, PLAINLY, DETERMINISTIC = "kernels: those next in line", "kernels: plain references", "kernels: deterministic"
-_SCHEDULE = Schedule({"max_num_batched_tokens": 45, "max_chunk_tokens": 32}, together=True)
+_SCHEDULE = Schedule(COMPANY, together=True)
 _NUM_TOKENS, _SHORT = 6, 100
 Chosen = Mapping[tuple[str, str, str], str]
 """(component, op, regime) -> the implementation that it got."""

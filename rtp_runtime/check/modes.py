@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from rtp_runtime.check.kernel_modes import run_kernel_modes
 from rtp_runtime.check.logits_stage import summarise_logits
-from rtp_runtime.check.mode_run import Mode, leave_mode_out, probe_mode, run_mode
+from rtp_runtime.check.mode_run import COMPANY, Mode, leave_mode_out, probe_mode, run_mode
 from rtp_runtime.check.ours import Schedule
 from rtp_runtime.check.report import StageResult
 from rtp_runtime.check.reuse_modes import run_again, run_restored
 from rtp_runtime.check.sampled_mode import SCHEDULES, run_sampled
 from rtp_runtime.check.session import Session
-
-COMPANY = {"max_num_batched_tokens": 45, "max_chunk_tokens": 32}
 
 MODES = (
     Mode("whole prefill", Schedule(), -1.0),

@@ -29,13 +29,8 @@ TURN_TOKENS = 4
 def run_again(session: Session, stage: StageResult) -> None:
     """Each prompt a second time, from what the first run left: it must be found, and the tokens be the same."""
     cases, num_tokens = affordable(session, AGAIN), new_tokens(session, AGAIN)
-    try:
-        outputs = session.model.run_twice({case.name: case.prompt.ids for case in cases}, num_tokens)
-    except ModuleError as failure:
-        add_failure(session, stage, AGAIN.name, cases, failure)
-        return
-    if not any(again.keeps for again in outputs.values()):
-        leave_mode_out(stage, AGAIN.name, "the engine keeps nothing of this model's states")
+    outputs = _second_runs(session, stage, AGAIN, cases, num_tokens)
+    if outputs is None:
         return
     longest = max(cases, key=lambda case: len(case.prompt))
     for case in cases:
@@ -62,14 +57,11 @@ def run_restored(session: Session, stage: StageResult) -> None:
     if not session.model.has_slots:
         leave_mode_out(stage, RESTORED.name, "no state of this model is kept in snapshots: it has none per request")
         return
-    cases = affordable(session, RESTORED)
-    try:
-        outputs = _next_turns(session, cases)
-    except ModuleError as failure:
-        add_failure(session, stage, RESTORED.name, cases, failure)
-        return
-    if not any(again.keeps for again in outputs.values()):
-        leave_mode_out(stage, RESTORED.name, "the engine keeps nothing of this model's states")
+    cases, fed = affordable(session, RESTORED), _num_fed(session)
+    # The prompt and some of its continuation; then all of that again, and one token more.
+    then = {case.name: case.prompt.ids + case.continuation[:fed] for case in cases}
+    outputs = _second_runs(session, stage, RESTORED, cases, fed + 1, then)
+    if outputs is None:
         return
     if not any(again.num_cached_tokens for again in outputs.values()):
         leave_mode_out(stage, RESTORED.name, "no second run began from a snapshot of its first", required=True)
@@ -79,12 +71,24 @@ def run_restored(session: Session, stage: StageResult) -> None:
     add_not_run(session, stage, RESTORED.name, cases)
 
 
-def _next_turns(session: Session, cases: Sequence[Case]) -> Mapping[str, Again]:
-    """The prompt and some of its continuation; then all of that again, and one token more."""
-    fed = _num_fed(session)
-    first = {case.name: case.prompt.ids for case in cases}
-    then = {case.name: case.prompt.ids + case.continuation[:fed] for case in cases}
-    return session.model.run_twice(first, fed + 1, then)
+def _second_runs(
+    session: Session,
+    stage: StageResult,
+    mode: Mode,
+    cases: Sequence[Case],
+    num_tokens: int,
+    then: Mapping[str, Sequence[int]] | None = None,
+) -> Mapping[str, Again] | None:
+    """What the prompts, or `then`, give after the prompts were run; None where the stage says why not."""
+    try:
+        outputs = session.model.run_twice({case.name: case.prompt.ids for case in cases}, num_tokens, then)
+    except ModuleError as failure:
+        add_failure(session, stage, mode.name, cases, failure)
+        return None
+    if not any(again.keeps for again in outputs.values()):
+        leave_mode_out(stage, mode.name, "the engine keeps nothing of this model's states")
+        return None
+    return outputs
 
 
 def _num_fed(session: Session) -> int:

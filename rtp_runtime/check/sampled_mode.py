@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rtp_runtime.check.compare import LogitsError
 from rtp_runtime.check.logits_stage import logits_finding
-from rtp_runtime.check.mode_run import add_failure, add_not_run, ordinary_cases
+from rtp_runtime.check.mode_run import COMPANY, add_failure, add_not_run, ordinary_cases
 from rtp_runtime.check.ours import ModuleError, Output, Schedule
 from rtp_runtime.check.report import Measure, ModeCell, StageResult
 from rtp_runtime.check.session import Case, Session
@@ -26,7 +26,7 @@ MAX_PROMPT = 64
 SAMPLED_TOKENS = 7
 ROUNDING = 1e-6
 """Of cumulative probabilities that are summed in another precision."""
-_LIMITS = {"max_num_batched_tokens": 45, "max_chunk_tokens": 7}
+_LIMITS = {**COMPANY, "max_chunk_tokens": 7}
 ALONE = "sampled with a seed"
 SCHEDULES = {
     ALONE: Schedule(temperature=TEMPERATURE, seed=SEED),
