@@ -224,6 +224,37 @@ class SlotMix:
         )
         return batch, StateView(data, 0)
 
+    def compare(
+        self,
+        parts: Sequence[Tensor],
+        shape: Sequence[int],
+        op: Callable[[StateView, ForwardBatch], Tensor],
+        theirs: Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]],
+        tolerance: float,
+        state_tolerance: float,
+    ) -> None:
+        """`op` over parts [tokens, ...] and states of this shape is `theirs` over each request's parts and its state.
+
+        Results may differ by `tolerance` of their largest. Padding rows are NaN, and come out as zeros.
+        """
+        for part in parts:
+            part[self.num_tokens - self.padding :] = float("nan")
+        states = torch.randn(len(self.lens), *shape)
+        states[list(self.new)] = 0
+        batch, view = self.build(states)
+        got = op(view, batch)
+
+        def run(request: int, length: int) -> tuple[Tensor, Tensor]:
+            start = self.rows(request).start
+            return theirs([part[start : start + length] for part in parts], states[request])
+
+        for request, length in enumerate(self.lens):
+            if length:
+                want = run(request, length)[0]
+                assert torch.allclose(got[self.rows(request)], want, rtol=0, atol=tolerance * float(want.abs().max()))
+        assert bool((got[self.num_tokens - self.padding :] == 0).all())
+        self.check(lambda request, length: run(request, length)[1], view, batch, state_tolerance)
+
     def check(
         self, after: Callable[[int, int], Tensor], view: StateView, batch: ForwardBatch, tolerance: float
     ) -> None:

@@ -74,23 +74,14 @@ def slopes(heads: tuple[int, int]) -> Tensor:
 def test_is_that_of_transformers(slot_mixes: Any, name: str, heads: str) -> None:
     mix, sizes = slot_mixes[name], HEADS[heads]
     parts = draw(mix.num_tokens, sizes)
-    for part in parts:
-        part[mix.num_tokens - mix.padding :] = float("nan")
-    states = torch.randn(len(mix.lens), sizes[0], sizes[1], sizes[1])
-    states[list(mix.new)] = 0
-    batch, view = mix.build(states)
-    got = lightning_attention(*parts, slopes(sizes), view, batch, chunk=16)
-
-    def run(request: int, length: int) -> tuple[Tensor, Tensor]:
-        start = mix.rows(request).start
-        return theirs([part[start : start + length] for part in parts], sizes, states[request])
-
-    for request, length in enumerate(mix.lens):
-        if length:
-            want = run(request, length)[0]
-            assert torch.allclose(got[mix.rows(request)], want, rtol=0, atol=TOLERANCE * float(want.abs().max()))
-    assert bool((got[mix.num_tokens - mix.padding :] == 0).all())
-    mix.check(lambda request, length: run(request, length)[1], view, batch, 8 * TOLERANCE)
+    mix.compare(
+        parts,
+        (sizes[0], sizes[1], sizes[1]),
+        lambda view, batch: lightning_attention(*parts, slopes(sizes), view, batch, chunk=16),
+        lambda some, state: theirs(some, sizes, state),
+        TOLERANCE,
+        8 * TOLERANCE,
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 8, 64, 256])

@@ -52,23 +52,14 @@ def theirs(parts: Sequence[Tensor], held: tuple[Tensor, Tensor, Tensor], state: 
 def test_is_that_of_transformers(slot_mixes: Any, name: str) -> None:
     mix = slot_mixes[name]
     parts, held = draw(mix.num_tokens), fixed()
-    for part in parts:
-        part[mix.num_tokens - mix.padding :] = float("nan")
-    states = torch.randn(len(mix.lens), CHANNELS, SIZE)
-    states[list(mix.new)] = 0
-    batch, view = mix.build(states)
-    got = selective_scan(*parts, *held, view, batch)
-
-    def run(request: int, length: int) -> tuple[Tensor, Tensor]:
-        start = mix.rows(request).start
-        return theirs([part[start : start + length] for part in parts], held, states[request])
-
-    for request, length in enumerate(mix.lens):
-        if length:
-            want = run(request, length)[0]
-            assert torch.allclose(got[mix.rows(request)], want, rtol=0, atol=TOLERANCE * float(want.abs().max()))
-    assert bool((got[mix.num_tokens - mix.padding :] == 0).all())
-    mix.check(lambda request, length: run(request, length)[1], view, batch, 4 * TOLERANCE)
+    mix.compare(
+        parts,
+        (CHANNELS, SIZE),
+        lambda view, batch: selective_scan(*parts, *held, view, batch),
+        lambda some, state: theirs(some, held, state),
+        TOLERANCE,
+        4 * TOLERANCE,
+    )
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 100])

@@ -52,23 +52,14 @@ def theirs(
 def test_is_that_of_transformers(slot_mixes: Any, name: str, sizes: str) -> None:
     mix, (heads, groups) = slot_mixes[name], SIZES[sizes]
     parts, held = draw(mix.num_tokens, heads, groups), fixed(heads)
-    for part in parts:
-        part[mix.num_tokens - mix.padding :] = float("nan")
-    states = torch.randn(len(mix.lens), heads, DIM, STATE)
-    states[list(mix.new)] = 0
-    batch, view = mix.build(states)
-    got = state_space_scan(*parts, *held, view, batch, chunk=16)
-
-    def run(request: int, length: int) -> tuple[Tensor, Tensor]:
-        start = mix.rows(request).start
-        return theirs([part[start : start + length] for part in parts], held, states[request])
-
-    for request, length in enumerate(mix.lens):
-        if length:
-            want = run(request, length)[0]
-            assert torch.allclose(got[mix.rows(request)], want, rtol=0, atol=TOLERANCE * float(want.abs().max()))
-    assert bool((got[mix.num_tokens - mix.padding :] == 0).all())
-    mix.check(lambda request, length: run(request, length)[1], view, batch, 8 * TOLERANCE)
+    mix.compare(
+        parts,
+        (heads, DIM, STATE),
+        lambda view, batch: state_space_scan(*parts, *held, view, batch, chunk=16),
+        lambda some, state: theirs(some, held, state),
+        TOLERANCE,
+        8 * TOLERANCE,
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 256])
