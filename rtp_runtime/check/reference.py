@@ -20,6 +20,7 @@ from rtp_runtime.check.capture import Capture, ModuleRecorder, per_token, real_p
 from rtp_runtime.check.compare import tensors_of
 from rtp_runtime.check.names import SAME_NAMES, Naming, find_layers
 from rtp_runtime.check.usage import used_tensors
+from rtp_runtime.model.config import stated_context
 
 SMALL_MODEL = 20_000_000
 """Parameters."""
@@ -172,8 +173,7 @@ class Reference:
     @property
     def max_positions(self) -> int:
         config = self.config.get_text_config()
-        known = (getattr(config, key, None) for key in ("max_position_embeddings", "max_seq_len"))
-        return int(next((value for value in known if value), 4096))
+        return stated_context(lambda key: getattr(config, key, None)) or 4096
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], feeding: Feeding = WHOLE) -> Tensor:

@@ -16,6 +16,7 @@ from rtp_runtime.check.paths import Effort
 from rtp_runtime.check.prompts import PROMPT_LENGTHS, Prompt, PromptLimits, draw_prompt, make_prompts
 from rtp_runtime.check.reference import Continuation, Reference
 from rtp_runtime.check.structure import LayerKind, layer_kinds
+from rtp_runtime.model.config import stated_context
 
 if TYPE_CHECKING:
     from rtp_runtime.plugins import Plugins
@@ -172,7 +173,7 @@ def prompt_limits(session: Session) -> PromptLimits:
 def common_sizes(session: Session) -> tuple[int, int]:
     """How many token ids, and how many positions, both configs allow."""
     reference, ours = session.reference, session.model.loaded.config.hf.get_text_config()
-    positions = int(getattr(ours, "max_position_embeddings", None) or reference.max_positions)
+    positions = stated_context(lambda key: getattr(ours, key, None)) or reference.max_positions
     return min(int(ours.vocab_size), reference.vocab_size), min(positions, reference.max_positions)
 
 

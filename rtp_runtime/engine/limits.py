@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rtp_runtime.errors import ConfigError
+from rtp_runtime.model.config import stated_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +32,12 @@ def model_limits(config: Any, path: str | Path | None, tokenizer_eos: Iterable[i
     vocab_size = _read(config, "vocab_size")
     if not isinstance(vocab_size, int) or vocab_size < 1:
         raise ConfigError(f"config.json gives vocab_size={vocab_size!r}: give the number of rows of the output head")
-    context = _read(config, "max_position_embeddings") or _read(config, "max_seq_len")
     eos = set(tokenizer_eos) | _ids(_read(config, "eos_token_id")) | _ids(config.raw.get("eos_token_id"))
     if path is not None:
         eos |= _ids(_generation_config(Path(path)).get("eos_token_id"))
     return ModelLimits(
         vocab_size=vocab_size,
-        context=context if isinstance(context, int) and context > 0 else None,
+        context=stated_context(lambda key: _read(config, key)),
         eos_ids=frozenset(id_ for id_ in eos if 0 <= id_ < vocab_size),
     )
 

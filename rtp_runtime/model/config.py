@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from rtp_runtime.errors import ConfigError
 from rtp_runtime.model.tracking import ConfigView, Reads, tracked
 
 CONFIG_FILE = "config.json"
+CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len")
+"""Where configs say how many tokens a request may have."""
 
 
 class ModelConfig:
@@ -126,6 +128,15 @@ def text_config(config: Any) -> Any:
     """
     text = getattr(config, "text_config", None)
     return config if text is None else TextConfig(config, text)
+
+
+def stated_context(read: Callable[[str], Any]) -> int | None:
+    """How many tokens a request may have, by the first of `CONTEXT_KEYS` that says so; None where none does.
+
+    `read` gives a key's value, or None.
+    """
+    values = (read(key) for key in CONTEXT_KEYS)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def _architecture(raw: Mapping[str, Any], path: Path | None) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rtp_runtime.errors import RtpError
 from rtp_runtime.model.checkpoint import resolve_checkpoint
-from rtp_runtime.model.config import CONFIG_FILE, ModelConfig, load_config
+from rtp_runtime.model.config import CONFIG_FILE, CONTEXT_KEYS, ModelConfig, load_config
 from rtp_runtime.model.dtypes import choose_dtype
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ INERT = re.compile(
 )
 """Keys that decide nothing at inference."""
 
-BY_RUNTIME = re.compile(r"(text_config\.)?(eos_token_id|max_position_embeddings|vocab_size)|(\w+\.)?(model_type|dtype)")
+BY_RUNTIME = re.compile(
+    rf"(text_config\.)?(eos_token_id|vocab_size|{'|'.join(CONTEXT_KEYS)})|(\w+\.)?(model_type|dtype)"
+)
 """Keys that the runtime reads and models need not."""
 
 
