@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rtp_runtime.enable.describe import describe
 from rtp_runtime.enable.estimates import Estimates, estimate
@@ -108,14 +108,16 @@ def _assess(config: ModelConfig, weights: Path | None, plugins: Plugins | None, 
         return _refused(names, Refusal(config.architecture, str(error), "a reference that can be observed"))
     except _UnobservableError as error:
         return _refused(names, *(Refusal(each.block, each.reason, each.needs) for each in error.blocks))
-    found = _as_relative(case, plugins) if plugins is not None else None
-    if found is None or found.verdict == "refused":
-        found = _as_file(case)
-    if found.verdict == "refused":
-        # What components seemed to compute and do not, the reference's own blocks may.
-        bridged = _as_file(dataclasses.replace(case, bridging=True))
-        found = found if bridged.verdict == "refused" else bridged
-    return found
+    if plugins is not None:
+        relative = _attempted(case, lambda: _as_relative(case, plugins))
+        if relative is not None and relative.verdict != "refused":
+            return relative
+    composed = _attempted(case, lambda: _as_file(case))
+    if composed.verdict != "refused":
+        return composed
+    # What components seemed to compute and do not, the reference's own blocks may.
+    bridged = _attempted(case, lambda: _as_file(dataclasses.replace(case, bridging=True)))
+    return composed if bridged.verdict == "refused" else bridged
 
 
 @dataclass(frozen=True)
@@ -150,34 +152,41 @@ def _as_relative(case: _Case, plugins: Plugins) -> Assessment | None:
 
 def _as_file(case: _Case) -> Assessment:
     """A model file of components, and of bridged blocks where nothing else is left."""
-    config = case.config
+    decoder = _recognise(case)
+    recognised = tuple(describe(decoder))
+    files = scaffold(case.names, decoder, case.config.hf, case.config.raw, case.modeling, recognised)
+    return _proven(case, files, recognised, "bridged" if decoder.targets else "composed")
+
+
+SURPRISES = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    PluginError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""What an attempt may stumble over in a reference that nobody here has seen; errors of bad input pass."""
+
+Found = TypeVar("Found", bound=Assessment | None)
+
+
+def _attempted(case: _Case, attempt: Callable[[], Found]) -> Found | Assessment:
+    """What the attempt found, or the refusal that it ran into."""
     try:
-        decoder = _recognise(case)
-        recognised = tuple(describe(decoder))
-        files = scaffold(case.names, decoder, config.hf, config.raw, case.modeling, recognised)
-        return _proven(case, files, recognised, "bridged" if decoder.targets else "composed")
+        return attempt()
     except UnsupportedModelError as error:
-        return _refused(case.names, Refusal(config.architecture, str(error), "a reference that can be observed"))
+        refusal = Refusal(case.config.architecture, str(error), "a reference that can be observed")
     except UnrecognisedError as error:
-        return _refused(case.names, Refusal(error.block, error.reason, error.needs))
-    except _surprises() as error:
+        refusal = Refusal(error.block, error.reason, error.needs)
+    except SURPRISES as error:
         reason = f"it does something that recognition has not met ({type(error).__name__}: {error})."
-        return _refused(case.names, Refusal(config.architecture, reason, "a plugin by hand"))
-
-
-def _surprises() -> tuple[type[Exception], ...]:
-    """What recognition may stumble over in a reference that nobody here has seen; errors of bad input pass."""
-    return (
-        AssertionError,
-        AttributeError,
-        IndexError,
-        KeyError,
-        NotImplementedError,
-        PluginError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    )
+        refusal = Refusal(case.config.architecture, reason, "a plugin by hand")
+    return _refused(case.names, refusal)
 
 
 def _resized(cls: Any, config: Any) -> Any:
@@ -249,7 +258,7 @@ def _observe(cls: Any, config: Any) -> tuple[Reference, Recording]:
         reference = small_reference(cls, config)
         return reference, record(reference.model, reference.config.vocab_size)
     except Exception as error:  # code of a reference that nobody here has seen, at sizes that it has not seen
-        cause = f"{type(error).__name__}: {error}"
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
         try:
             whole = meta_model(cls, config)
         except Exception:

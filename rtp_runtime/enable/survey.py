@@ -1,4 +1,4 @@
-"""Names the blocks of a reference that cannot be observed at test size, from its module tree alone."""
+"""Says why a reference cannot be observed at test size, and which blocks are strange in its module tree alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rtp_runtime.enable.findings import UnrecognisedError
 
 
 def unusual_blocks(model: nn.Module, config: Any, cause: str) -> list[UnrecognisedError]:
-    """The blocks of decoder layers that no component of ours is made for; the model itself when there is none.
+    """The model itself with the cause, then the blocks of decoder layers that look like none of ours.
 
     Args:
         model: the reference on the meta device.
@@ -26,7 +26,7 @@ def unusual_blocks(model: nn.Module, config: Any, cause: str) -> list[Unrecognis
     unknown = UnrecognisedError(
         type(model).__name__, f"it could not be run at test size ({cause}).", "a plugin by hand"
     )
-    return found or [unknown]
+    return [unknown, *found]
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -44,15 +44,14 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _unusual(module: nn.Module, config: Any) -> tuple[str, str] | None:
-    """Why a block is no norm, feed-forward or grouped attention, and what it would need; None if it may be one."""
+    """Why a block looks like none of ours, and what it would need; None if it may be one.
+
+    Mixers with a convolution and mixtures of experts are recognised by what they compute alone.
+    """
     own = [name for name, parameter in module.named_parameters(recurse=False) if name not in ("weight", "bias")]
-    inside = [part for part in module.modules() if part is not module]
-    convolutions = sorted({type(part).__name__ for part in inside if "Conv" in type(part).__name__ and _filters(part)})
-    if convolutions or own:
-        held = ", ".join([*convolutions, *(f"the parameter {name}" for name in own)])
+    if own and not any(isinstance(part, nn.Conv1d) for part in module.modules()):
+        held = ", ".join(f"the parameter {name}" for name in own)
         return f"it holds {held}", "a component for it, and a state per request (SlotState) for what it carries along"
-    if routers := sorted({type(part).__name__ for part in inside if "Expert" in type(part).__name__}):
-        return f"it routes tokens to {', '.join(routers)}", "TopKRouter and Experts, written by hand"
     linears = {name: part.out_features for name, part in module.named_children() if isinstance(part, nn.Linear)}
     if "ttention" in type(module).__name__ and linears and not _grouped(list(linears.values()), config):
         shown = ", ".join(f"{name} [{size}]" for name, size in linears.items())
@@ -61,11 +60,6 @@ def _unusual(module: nn.Module, config: Any) -> tuple[str, str] | None:
             "attention over these projections, and their state",
         )
     return None
-
-
-def _filters(module: nn.Module) -> bool:
-    """A convolution along the sequence; transformers' Conv1D of GPT-2 is a linear layer by another name."""
-    return isinstance(module, nn.Conv1d | nn.Conv2d)
 
 
 def _grouped(sizes: list[int], config: Any) -> bool:
