@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rtp_runtime.enable.code import call, nested
@@ -59,12 +59,11 @@ class Place:
             self.declarations.tensors, name, lambda unique: call(f"{unique} = {head}", arguments, indent=4)
         )
 
-    def _keep(self, kept: dict[str, list[str]], name: str, write: object) -> str:
-        assert callable(write)
+    def _keep(self, kept: dict[str, list[str]], name: str, write: Callable[[str], list[str]]) -> str:
         taken = self.declarations.axes | self.declarations.tensors
         own = self.name.rpartition(".")[2]
         for unique in (name, f"{own}_{name}", *(f"{own}_{name}_{i}" for i in range(2, 99))):
-            lines: list[str] = write(unique)
+            lines = write(unique)
             if taken.get(unique, lines) == lines:
                 kept[unique] = lines
                 return unique

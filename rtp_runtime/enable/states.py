@@ -55,7 +55,7 @@ def _same(kind: Mapping[str, str]) -> list[str]:
     loop = LAYERS.replace("for layer", "for _") if "layer]" not in str(kind) else LAYERS
     entries = [f'"{key}": {code}' for key, code in kind.items()]
     whole = f"return StateDescriptors([{{{', '.join(entries)}}} {loop}])"
-    if len(whole) + 4 <= 120:
+    if len(INDENT + whole) <= WIDTH:
         return [whole]
     named = [f"{key} = {code}" for key, code in kind.items() if "layer]" not in code]
     if len(named) == len(kind) == 1:

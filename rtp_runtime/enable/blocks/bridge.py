@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import BY_LAYER, Block, ByLayer, code_of, values_of
-from rtp_runtime.enable.code import call, literal, nested
+from rtp_runtime.enable.code import WIDTH, call, literal, nested
 from rtp_runtime.enable.declarations import Place
 
 
@@ -129,7 +129,7 @@ def literals(names: Sequence[str]) -> str:
 def target_lines(name: str, target: str) -> list[str]:
     """The constant, broken where the line is too long."""
     line = f'{name} = "{target}"'
-    if len(line) <= 120:
+    if len(line) <= WIDTH:
         return [line]
     module, _, found = target.partition(":")
     return [f"{name} = (", f'    "{module}:"', f'    "{found}"', ")"]

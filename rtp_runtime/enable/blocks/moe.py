@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rtp_runtime.enable.blocks.base import Block
 from rtp_runtime.enable.blocks.mlp import Mlp
-from rtp_runtime.enable.code import call, nested
+from rtp_runtime.enable.code import INDENT, WIDTH, call, nested
 from rtp_runtime.enable.declarations import Place, shape
 
 
@@ -188,7 +188,7 @@ class MoE(Block):
             gate = f"torch.sigmoid(self.{each.gate}(hidden)) * " if each.gate else ""
             terms.append(gate + self._term(each.name, "hidden"))
         whole = f"output: Tensor = {' + '.join(terms)}"
-        if len(whole) + 8 <= 120:
+        if len(2 * INDENT + whole) <= WIDTH:
             return [whole]
         return [f"output: Tensor = {terms[0]}", *(f"output = output + {term}" for term in terms[1:])]
 
