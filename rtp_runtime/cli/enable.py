@@ -101,7 +101,7 @@ def describe(found: Assessment, model: str, written: Path | None) -> str:
     proof = found.proof
     audited = f"{found.audited} tensors of the checkpoint accounted for" if found.audited else "no weights to audit"
     lines += [
-        "not recognised: nothing",
+        f"not recognised: {'what is bridged' if found.verdict == 'bridged' else 'nothing'}",
         f"{found.verdict}: {GRADES[found.verdict]}",
         f"proof: logits of a small random copy ({proof.num_layers} layers) within {proof.error:.1e} of transformers'"
         f" (tolerance {proof.tolerance:.0e}); {audited}",
@@ -121,7 +121,7 @@ def estimate_lines(found: Estimates) -> list[str]:
     if found.state is not None:
         kept = f"{found.state.per_token / 2**10:.1f} KiB a token"
         fixed = f", {found.state.per_request / 2**20:.1f} MiB a request" if found.state.per_request else ""
-        lines.append(f"state: {kept}{fixed}, in bfloat16")
+        lines.append(f"state: {kept}{fixed}, in bfloat16 where the model does not say otherwise")
     return lines
 
 
