@@ -109,8 +109,11 @@ def run_bench(
         trust_remote_code=options.trust_remote_code,
         progress=lambda done, total: say(f"loading weights: {done / MIB:,.0f} of {total / MIB:,.0f} MiB"),
     )
-    remaining = Remaining(options)
-    points = [measure_point(loaded, options, batch, prompt, say, remaining, clock) for batch, prompt in options.points]
+    bench = _Bench(loaded, options, say, clock, Remaining(options))
+    points = [
+        bench.measure(Point(batch=batch, prompt=prompt, new_tokens=options.new_tokens))
+        for batch, prompt in options.points
+    ]
     parameters = {id(each): each.nbytes for each in loaded.module.parameters()}
     return BenchReport(
         options=options,
@@ -122,41 +125,58 @@ def run_bench(
     )
 
 
-def measure_point(
-    loaded: LoadedModel,
-    options: BenchOptions,
-    batch: int,
-    prompt: int,
-    say: Progress,
-    remaining: Remaining,
-    clock: Callable[[], float],
-) -> Point:
-    """One point: why it cannot be run, or what its runs gave."""
-    point = Point(batch=batch, prompt=prompt, new_tokens=options.new_tokens)
-    try:
-        too_long = _beyond_context(loaded, options, prompt)
-        engine = None if too_long else _engine(loaded, options, batch, prompt)
-        short = too_long if engine is None else _shortage(engine, options, batch, prompt)
-        if engine is None or short:
-            remaining.skip(batch, prompt)
-            return replace(point, status=NOT_RUN, why=short)
-        runs = _runs(engine, options, batch, prompt, say, remaining, clock)
-    except (RtpError, RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors
-        remaining.skip(batch, prompt)
-        words = (str(error) or type(error).__name__).splitlines()[0]
-        return replace(point, status=NOT_RUN, why=words if isinstance(error, RtpError) else f"it failed: {words}")
-    why = fault(runs, batch, options.new_tokens, options.max_spread)
-    memory = _device_memory(loaded) or max(run.memory for run in runs)
-    metrics, spread = summarise(runs, memory) if min(run.seconds for run in runs) > 0.0 else ({}, {})
-    return replace(
-        point,
-        status=INVALID if why else VALID,
-        why=why,
-        repeats=len(runs),
-        metrics=metrics,
-        spread=spread,
-        notes=_notes(engine, runs, batch, prompt, options),
-    )
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """A loaded model, and how its points are measured."""
+
+    loaded: LoadedModel
+    options: BenchOptions
+    say: Progress
+    clock: Callable[[], float]
+    remaining: Remaining
+
+    def measure(self, point: Point) -> Point:
+        """The point with what its runs gave, or with why it cannot be run."""
+        try:
+            why = _beyond_context(self.loaded, point)
+            engine = None if why else _engine(self.loaded, self.options, point)
+            why = why if engine is None else _shortage(engine, point)
+            if engine is None or why:
+                return self._not_run(point, why)
+            runs = self._runs(engine, point)
+        except (RtpError, RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors
+            words = (str(error) or type(error).__name__).splitlines()[0]
+            return self._not_run(point, words if isinstance(error, RtpError) else f"it failed: {words}")
+        why = fault(runs, point.batch, point.new_tokens, self.options.max_spread)
+        memory = _device_memory(self.loaded) or max(run.memory for run in runs)
+        metrics, spread = summarise(runs, memory) if min(run.seconds for run in runs) > 0.0 else ({}, {})
+        return replace(
+            point,
+            status=INVALID if why else VALID,
+            why=why,
+            repeats=len(runs),
+            metrics=metrics,
+            spread=spread,
+            notes=_notes(engine, runs, point),
+        )
+
+    def _not_run(self, point: Point, why: str) -> Point:
+        self.remaining.skip(point.batch, point.prompt)
+        return replace(point, status=NOT_RUN, why=why)
+
+    def _runs(self, engine: Engine, point: Point) -> list[Run]:
+        options = self.options
+        prompts = draw_prompts(point.batch, point.prompt, engine.limits.vocab_size, options.seed)
+        runs: list[Run] = []
+        for number in range(options.warmup + options.repeats):
+            counted = number - options.warmup + 1
+            what = f"repeat {counted} of {options.repeats}" if counted > 0 else "warm-up"
+            self.say(f"batch {point.batch}, prompt {point.prompt}: {what}{self.remaining.words()}")
+            run = run_once(engine, prompts, point.new_tokens, self.clock)
+            self.remaining.done(point.batch, point.prompt, run.seconds)
+            if counted > 0:
+                runs.append(run)
+        return runs
 
 
 def draw_prompts(batch: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
@@ -169,7 +189,7 @@ def _silent(message: str) -> None:
     """Say nothing."""
 
 
-def _engine(loaded: LoadedModel, options: BenchOptions, batch: int, prompt: int) -> Engine:
+def _engine(loaded: LoadedModel, options: BenchOptions, point: Point) -> Engine:
     from rtp_runtime.engine.config import EngineConfig
     from rtp_runtime.engine.engine import Engine
 
@@ -180,9 +200,9 @@ def _engine(loaded: LoadedModel, options: BenchOptions, batch: int, prompt: int)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(loaded.device)
     config = EngineConfig(
-        max_num_seqs=batch,
-        max_num_batched_tokens=max(batch, EngineConfig().max_num_batched_tokens),
-        max_model_len=options.max_model_len or prompt + options.new_tokens,
+        max_num_seqs=point.batch,
+        max_num_batched_tokens=max(point.batch, EngineConfig().max_num_batched_tokens),
+        max_model_len=options.max_model_len or _length(point),
         deterministic=options.deterministic,
         prefix_caching=False,
         seed=options.seed,
@@ -190,54 +210,36 @@ def _engine(loaded: LoadedModel, options: BenchOptions, batch: int, prompt: int)
     return Engine(loaded, config)
 
 
-def _beyond_context(loaded: LoadedModel, options: BenchOptions, prompt: int) -> str:
+def _length(point: Point) -> int:
+    """Tokens of one request at its end."""
+    return point.prompt + point.new_tokens
+
+
+def _beyond_context(loaded: LoadedModel, point: Point) -> str:
     from rtp_runtime.engine.limits import model_limits
 
     context = model_limits(loaded.config, loaded.path).context
-    if context is None or prompt + options.new_tokens <= context:
+    if context is None or _length(point) <= context:
         return ""
-    return f"{prompt} + {options.new_tokens} tokens are more than the model's context of {context}"
+    return f"{point.prompt} + {point.new_tokens} tokens are more than the model's context of {context}"
 
 
-def _shortage(engine: Engine, options: BenchOptions, batch: int, prompt: int) -> str:
+def _shortage(engine: Engine, point: Point) -> str:
     """Why the requests of a point cannot all run at once; empty when they can."""
-    length = prompt + options.new_tokens
-    if length > engine.max_model_len:
-        return f"{prompt} + {options.new_tokens} tokens are more than the longest request of {engine.max_model_len}"
+    if _length(point) > engine.max_model_len:
+        return f"{point.prompt} + {point.new_tokens} tokens are more than the longest request of {engine.max_model_len}"
     capacity = engine.capacity
-    one = capacity.blocks(length)
-    need = capacity.plan.extents_for([batch * count for count in one])
+    all_blocks = _blocks(engine, point)
+    need = capacity.plan.extents_for(all_blocks)
     have = capacity.plan.num_extents
     if need <= have:
         return ""
     size = capacity.plan.extent_bytes / MIB
     blocks = ", ".join(
-        f"{batch * count} {'slots' if spec.is_slot else f'{spec.kind} blocks of {spec.block_size} tokens'}"
-        for spec, count in zip(capacity.groups, one, strict=True)
+        f"{count} {'slots' if spec.is_slot else f'{spec.kind} blocks of {spec.block_size} tokens'}"
+        for spec, count in zip(capacity.groups, all_blocks, strict=True)
     )
     return f"needs {blocks} at once: {need * size:,.1f} MiB of state, and there are {have * size:,.1f} MiB"
-
-
-def _runs(
-    engine: Engine,
-    options: BenchOptions,
-    batch: int,
-    prompt: int,
-    say: Progress,
-    remaining: Remaining,
-    clock: Callable[[], float],
-) -> list[Run]:
-    prompts = draw_prompts(batch, prompt, engine.limits.vocab_size, options.seed)
-    runs: list[Run] = []
-    for number in range(options.warmup + options.repeats):
-        counted = number - options.warmup + 1
-        what = f"repeat {counted} of {options.repeats}" if counted > 0 else "warm-up"
-        say(f"batch {batch}, prompt {prompt}: {what}{remaining.words()}")
-        run = run_once(engine, prompts, options.new_tokens, clock)
-        remaining.done(batch, prompt, run.seconds)
-        if counted > 0:
-            runs.append(run)
-    return runs
 
 
 def _device_memory(loaded: LoadedModel) -> int | None:
@@ -248,13 +250,17 @@ def _device_memory(loaded: LoadedModel) -> int | None:
     return int(torch.cuda.max_memory_allocated(loaded.device))
 
 
-def _notes(engine: Engine, runs: Sequence[Run], batch: int, prompt: int, options: BenchOptions) -> tuple[str, ...]:
+def _blocks(engine: Engine, point: Point) -> list[int]:
+    """What all requests take at their end, by group."""
+    return [point.batch * count for count in engine.capacity.blocks(_length(point))]
+
+
+def _notes(engine: Engine, runs: Sequence[Run], point: Point) -> tuple[str, ...]:
     """What bounded the point."""
-    run, capacity = runs[0], engine.capacity
-    blocks = [batch * count for count in capacity.blocks(prompt + options.new_tokens)]
-    state = capacity.plan.extents_for(blocks) * capacity.plan.extent_bytes / MIB
+    run, plan = runs[0], engine.capacity.plan
+    state = plan.extents_for(_blocks(engine, point)) * plan.extent_bytes / MIB
     notes = [
-        f"{batch * prompt} prompt tokens in {run.prefill_steps} step{'s' * (run.prefill_steps > 1)} of at "
+        f"{point.batch * point.prompt} prompt tokens in {run.prefill_steps} step{'s' * (run.prefill_steps > 1)} of at "
         f"most {engine.config.max_num_batched_tokens} tokens",
         f"{state:,.2f} MiB of state",
     ]
