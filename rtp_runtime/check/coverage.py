@@ -14,7 +14,9 @@ from rtp_runtime.check.mode_run import affordable
 from rtp_runtime.check.modes import MODES
 from rtp_runtime.check.noise import SOUND
 from rtp_runtime.check.options import STAGES
+from rtp_runtime.check.probe_table import INPUT_FACTOR
 from rtp_runtime.check.report import finite
+from rtp_runtime.check.serving.logits import TOO_MUCH_OF_LOGITS
 from rtp_runtime.check.serving.table import FAR_TOO_MUCH, TOO_MUCH
 from rtp_runtime.check.session import Session
 
@@ -84,7 +86,9 @@ def describe_thresholds(session: Session) -> list[dict[str, Any]]:
     widened = max(noise.modules.values(), default=0.0)
     return [
         {"what": "a sub-block's output, relative error", "value": MODULE_TOLERANCE, "verdict": "WRONG"},
-        {"what": "the same at the module that the reference itself is least sure of",
+        {"what": "a layer's input, before it is replaced by the reference's", "value": INPUT_FACTOR * MODULE_TOLERANCE,
+         "verdict": "WRONG"},
+        {"what": "a sub-block's output at the module that the reference itself is least sure of",
          "value": tolerance(MODULE_TOLERANCE, widened), "verdict": "WRONG"},
         {"what": "logits, largest difference over their standard deviation", "value": noise.logits_tolerance,
          "verdict": "WRONG"},
@@ -96,6 +100,7 @@ def describe_thresholds(session: Session) -> list[dict[str, Any]]:
          "verdict": "REFERENCE-INCONSISTENT"},
         {"what": "R of a sub-block in the serving dtype", "value": TOO_MUCH, "verdict": "DRIFT"},
         {"what": "R of a sub-block in the serving dtype", "value": FAR_TOO_MUCH, "verdict": "WRONG"},
+        {"what": "R of the logits, where nothing is chosen", "value": TOO_MUCH_OF_LOGITS, "verdict": "DRIFT"},
         {"what": "pinned tensors and tables, bits", "value": 0.0, "verdict": "WRONG"},
     ]  # fmt: skip
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rtp_runtime.check.probe_table import allowed
 from rtp_runtime.check.report import NOT_FINITE, Curve, Mark
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def module_curves(session: Session, table: ProbeTable, tolerance: Tolerance, acc
         (key for key in keys if math.isfinite(table.worst(key)[1].error) or key.module in first),
         key=lambda key: (
             first.index(key.module) if key.module in first else len(first),
-            -table.worst(key)[1].error / tolerance(key.module),
+            -table.worst(key)[1].error / allowed(key, tolerance),
         ),
     )
     curves = []
@@ -63,8 +64,8 @@ def module_curves(session: Session, table: ProbeTable, tolerance: Tolerance, acc
         positions, errors = thin(probe.output.by_token())
         if any(errors):
             marks = marks_of(session, positions[-1])
-            layer, allowed = table.layer(key.module), tolerance(key.module)
-            curves.append(Curve(key.module, key.what, layer, prompt, positions, errors, allowed, marks))
+            layer, most = table.layer(key.module), allowed(key, tolerance)
+            curves.append(Curve(key.module, key.what, layer, prompt, positions, errors, most, marks))
     return curves
 
 

@@ -29,6 +29,8 @@ WHAT = {
     FED: "what the module is given by the mixing of tokens (attention, recurrence, gate)",
     LOGITS: "logits made of the reference's last hidden state",
 }
+INPUT_FACTOR = 2.0
+"""A layer's input, before it is replaced, is the sum of what two blocks before it gave: it may be off by both."""
 Tolerance = Callable[[str], float]
 """Module -> the relative error allowed there."""
 
@@ -165,7 +167,7 @@ class ProbeTable:
 
     def measures(self, tolerance: Tolerance) -> list[Measure]:
         """Every probe with its worst prompt, in execution order."""
-        return [self._measure(key, _allowed(key, tolerance)) for key in self.keys()]
+        return [self._measure(key, allowed(key, tolerance)) for key in self.keys()]
 
     def findings(self, tolerance: Tolerance, stage: str, where: str = "") -> list[Finding]:
         """Every probe beyond its tolerance, in execution order, each with whether the fault is there."""
@@ -176,7 +178,7 @@ class ProbeTable:
                 if cause or key.what != INPUT:
                     found.setdefault(key, []).append((cause, prompt, self._probes[key][prompt]))
         return [
-            self._finding(key, found[key], _allowed(key, tolerance), stage, where)
+            self._finding(key, found[key], allowed(key, tolerance), stage, where)
             for key in sorted(found, key=self.rank)
         ]
 
@@ -185,8 +187,8 @@ class ProbeTable:
         wrong: dict[ProbeKey, bool] = {}
         for key in self.keys():
             probe = self._probes[key].get(prompt)
-            if probe is not None and not probe.error <= _allowed(key, tolerance):
-                wrong[key] = self._is_cause(key, prompt, wrong, _allowed(key, tolerance))
+            if probe is not None and not probe.error <= allowed(key, tolerance):
+                wrong[key] = self._is_cause(key, prompt, wrong, allowed(key, tolerance))
                 yield key, wrong[key]
 
     def _is_cause(self, key: ProbeKey, prompt: str, wrong: Mapping[ProbeKey, bool], allowed: float) -> bool:
@@ -253,6 +255,6 @@ class ProbeTable:
         )
 
 
-def _allowed(key: ProbeKey, tolerance: Tolerance) -> float:
-    """A layer's input, before it is replaced, is the sum of what two blocks before it gave: it may be off by both."""
-    return tolerance(key.module) * (2 if key.what == INPUT else 1)
+def allowed(key: ProbeKey, tolerance: Tolerance) -> float:
+    """What a quantity may be off by: that of its module, of a layer's input `INPUT_FACTOR` times that."""
+    return tolerance(key.module) * (INPUT_FACTOR if key.what == INPUT else 1.0)

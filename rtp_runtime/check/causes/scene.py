@@ -19,7 +19,7 @@ from rtp_runtime.check.causes.rerun import Rerun
 from rtp_runtime.check.names import layer_of, parent_of
 from rtp_runtime.check.ours import ModuleError, Schedule
 from rtp_runtime.check.probe_stage import head_module
-from rtp_runtime.check.probe_table import FED, INPUT, WHAT, ProbeKey
+from rtp_runtime.check.probe_table import FED, INPUT, WHAT, ProbeKey, allowed
 from rtp_runtime.check.reference import Reference
 from rtp_runtime.check.report import Finding
 from rtp_runtime.check.session import Case, Session, make_cases
@@ -92,7 +92,7 @@ class Scene:
         return self.before[self.key]
 
     def tolerance(self, key: ProbeKey | None = None) -> float:
-        return self.session.noise.module_tolerance((key or self.key).module)
+        return allowed(key or self.key, self.session.noise.module_tolerance)
 
     def wrong(self) -> list[ProbeKey]:
         """The kept quantities that differ."""
@@ -187,7 +187,7 @@ def scene_of(
         return None
     evidence = Evidence(run.kept, run.ties)
     before = errors(evidence, rerun.base, layer)
-    wrong = [key for key, e in before.items() if not e <= session.noise.module_tolerance(key.module)]
+    wrong = [key for key, e in before.items() if not e <= allowed(key, session.noise.module_tolerance)]
     key = _accused(finding, sorted(wrong, key=run.table.rank))
     if key is None:
         return None
