@@ -32,9 +32,6 @@ def load_reference(path: Path, pool: int | None = None) -> Reference:
     model_class = _model_class(path)
     if pool is not None:
         return _stream(path, model_class, pool)
-    options: dict[str, Any] = {"attn_implementation": "eager"}
-    if getattr(model_class, "_can_set_experts_implementation", bool)():
-        options["experts_implementation"] = "eager"
     with quiet_transformers():
         try:
             model, info = model_class.from_pretrained(
@@ -44,13 +41,21 @@ def load_reference(path: Path, pool: int | None = None) -> Reference:
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                **options,
+                **eager(model_class),
             )
         except (OSError, RuntimeError, ValueError, ImportError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CheckpointError(f"{path}: transformers cannot load the reference: {reason}") from error
     unexpected = frozenset(str(name) for name in info["unexpected_keys"])
     return Reference(path, model.eval().requires_grad_(False), _defects(info), unexpected)
+
+
+def eager(model_class: Any) -> dict[str, str]:
+    """Options under which a model computes by its modeling file, as far as its class knows them."""
+    options = {"attn_implementation": "eager"}
+    if getattr(model_class, "_can_set_experts_implementation", bool)():
+        options["experts_implementation"] = "eager"
+    return options
 
 
 def _stream(path: Path, model_class: Any, capacity: int) -> Reference:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -92,3 +92,14 @@ def holds_layers(name: str, layers: Iterable[str]) -> bool:
 def is_inside(name: str, blocks: Iterable[str]) -> bool:
     """Whether the module stands somewhere in one of the blocks, and is not the block itself."""
     return any(name.startswith(f"{block}.") for block in blocks)
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Layers in words: 0, 1, 2 and 5 as "0-2, 5"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

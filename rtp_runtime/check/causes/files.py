@@ -17,6 +17,7 @@ from rtp_runtime.alternatives import describe_order, pair_packings
 from rtp_runtime.check.causes import patching
 from rtp_runtime.check.causes.hypothesis import Hypothesis
 from rtp_runtime.check.causes.scene import Scene
+from rtp_runtime.check.loading import eager, load_reference, quiet_transformers
 from rtp_runtime.check.names import layer_of, parent_of
 from rtp_runtime.check.reference import Reference
 
@@ -89,8 +90,6 @@ def _told(value: Any) -> str:
 
 def _with_config(reference: Reference, path: Path, changed: list[tuple[tuple[str, ...], Any, Any]]) -> Reference | None:
     """The reference's weights under a config with our values; None where they do not fit."""
-    from rtp_runtime.check.loading import quiet_transformers
-
     values = json.loads((path / "config.json").read_text(encoding="utf-8"))
     for place, ours, _ in changed:
         target = values
@@ -105,7 +104,7 @@ def _with_config(reference: Reference, path: Path, changed: list[tuple[tuple[str
             config = type(reference.config).from_dict(copy.deepcopy(values))
             model = type(reference.model).from_pretrained(
                 str(path), config=config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
-                attn_implementation="eager", **_experts(reference.model),
+                **eager(type(reference.model)),
             )  # fmt: skip
     except Exception:
         # Any value may be one that transformers cannot build a model of.
@@ -113,14 +112,8 @@ def _with_config(reference: Reference, path: Path, changed: list[tuple[tuple[str
     return Reference(path, model.eval().requires_grad_(False))
 
 
-def _experts(model: Any) -> dict[str, str]:
-    return {"experts_implementation": "eager"} if getattr(model, "_can_set_experts_implementation", bool)() else {}
-
-
 def _tensor_mistakes(scene: Scene) -> Iterator[Hypothesis]:
     """Tensors of our checkpoint, read as the reference reads them, that differ from its own."""
-    from rtp_runtime.check.loading import load_reference
-
     try:
         loaded = load_reference(scene.session.options.model)
     except Exception:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rtp_runtime.alternatives import THETAS, turned
+from rtp_runtime.alternatives import SHARES, THETAS, turned
 from rtp_runtime.check.causes import patching
 from rtp_runtime.check.causes.hypothesis import Fit, Hypothesis
 from rtp_runtime.check.causes.scene import Scene
@@ -38,7 +38,7 @@ def rotary_numbers(scene: Scene) -> Iterator[Fit]:
     for _name, module in _tables(scene):
         for path in _rope_paths(module.config):
             values = _at(module.config, path)
-            for key, tries in (("rope_theta", THETAS), ("factor", ()), ("partial_rotary_factor", (1.0, 0.5, 0.25))):
+            for key, tries in (("rope_theta", THETAS), ("factor", ()), ("partial_rotary_factor", SHARES)):
                 right = values.get(key)
                 if isinstance(right, (int, float)) and right:
                     ours = _our_value(scene, path, key)

@@ -12,6 +12,7 @@ from rtp_runtime.check.cut.experts import Routing, find_routing
 from rtp_runtime.check.cut.layers import KINDS, Chosen, choose_layers, edits_for_layers
 from rtp_runtime.check.cut.memory import Estimate, estimate, size
 from rtp_runtime.check.cut.outline import Outline, outline
+from rtp_runtime.check.names import ranges
 from rtp_runtime.errors import UsageError
 
 
@@ -157,14 +158,3 @@ def describe(plan: Plan, random: bool, seed: int) -> dict[str, Any]:
         "memory": plan.estimate.describe(),
     }
     return {"words": "; ".join(words), **told}
-
-
-def ranges(numbers: tuple[int, ...]) -> str:
-    """(0, 1, 2, 5) -> "0-2, 5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] + 1 == number:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

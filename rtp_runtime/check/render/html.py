@@ -11,6 +11,7 @@ from rtp_runtime.check.render.plots import draw_curve
 from rtp_runtime.check.render.words import (
     CAUSES,
     cause_numbers,
+    causes_first,
     cell_words,
     coverage_rows,
     cut_words,
@@ -21,7 +22,7 @@ from rtp_runtime.check.render.words import (
     size,
     value_words,
 )
-from rtp_runtime.check.report import NOT_FINITE, CheckReport, Curve, Finding, Measure, StageResult
+from rtp_runtime.check.report import NOT_FINITE, CheckReport, Curve, Measure, StageResult
 
 MAX_FINDINGS, MAX_NOTES, MAX_CURVES = 12, 40, 15
 R_EDGES = ("0.13", "0.27", "0.58", "allowed", "2.2×", "4.6×", "10×")
@@ -63,7 +64,7 @@ def _variables(report: CheckReport) -> dict[str, Any]:
         "first": first,
         "cause_label": CAUSES[report.cause.status] if report.cause else "",
         "cause_numbers": cause_numbers(report.cause) if report.cause else [],
-        "failed": _shown(failed),
+        "failed": causes_first(failed, MAX_FINDINGS),
         "num_more": max(0, len(failed) - MAX_FINDINGS),
         "heatmap": draw_heatmap(probes.measures, place, _unjudged(probes), Look(roots=_roots(probes))),
         "legend": draw_legend(),
@@ -115,12 +116,6 @@ def _curves(report: CheckReport) -> Sequence[Curve]:
     modes = [curve for curve in _stage(report, "modes").curves if (curve.prompt, curve.errors) not in known]
     rest = [curve for curve in curves if curve.name != "logits" and curve not in accused]
     return [*accused[:3], *logits, *modes, *rest][:MAX_CURVES]
-
-
-def _shown(failed: list[Finding]) -> list[Finding]:
-    """Causes before consequences, then as many as fit, in execution order."""
-    chosen = sorted(failed, key=lambda finding: (not finding.cause, finding.rank))[:MAX_FINDINGS]
-    return sorted(chosen, key=lambda finding: finding.rank)
 
 
 def _worst(probes: list[Measure]) -> list[Measure]:

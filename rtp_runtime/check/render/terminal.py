@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rtp_runtime.check.render.words import (
     cause_numbers,
     cause_sentence,
+    causes_first,
     cell_words,
     coverage_rows,
     cut_words,
@@ -115,8 +116,7 @@ def _findings(report: CheckReport) -> Table:
     from rich.markup import escape
 
     table = _table("module", "error", "allowed", "what", title="What differs, in execution order")
-    shown = [finding for finding in report.failed if finding.cause] + [f for f in report.failed if not f.cause]
-    for finding in sorted(shown[:MAX_FINDINGS], key=lambda finding: finding.rank):
+    for finding in causes_first(report.failed, MAX_FINDINGS):
         mark = "bold red" if finding is report.first_wrong else "" if finding.cause else "dim"
         words = f"{finding.what}; {finding.detail}" if finding.detail else finding.what
         name = escape(finding.module)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rtp_runtime.check.names import ranges
 from rtp_runtime.check.report import (
     DRIFT,
     INCONSISTENT,
@@ -85,6 +86,12 @@ def value_words(value: Any) -> str:
 def _lower(sentence: str) -> str:
     """A sentence that goes on after a colon."""
     return sentence if sentence[1:2].isupper() else sentence[:1].lower() + sentence[1:]
+
+
+def causes_first(failed: Sequence[Finding], count: int) -> list[Finding]:
+    """As many findings as are said, causes before consequences; these in execution order."""
+    chosen = sorted(failed, key=lambda finding: (not finding.cause, finding.rank))[:count]
+    return sorted(chosen, key=lambda finding: finding.rank)
 
 
 def size(finding: Finding) -> str:
@@ -203,17 +210,6 @@ def _kernel_words(ops: Mapping[str, list[str]]) -> str:
     """Which ops were computed by something else than their plain reference."""
     other = [f"{op} {', '.join(names)}" for op, names in ops.items() if names != ["reference"]]
     return "; ".join(other) or "the plain reference of every op"
-
-
-def ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def next_step(report: CheckReport) -> str:

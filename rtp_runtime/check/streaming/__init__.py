@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rtp_runtime.check.loading import eager
 from rtp_runtime.check.reference import Defect, Reference
 from rtp_runtime.check.streaming.lazy import Pool, make_lazy, multiply_in_blocks, read_rows_only
 from rtp_runtime.check.streaming.sources import Sources
@@ -91,11 +92,8 @@ def skeleton(model_class: Any, config: Any, small: int = SMALL) -> Any:
 
     The others are on the meta device.
     """
-    options: dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float32}
-    if getattr(model_class, "_can_set_experts_implementation", bool)():
-        options["experts_implementation"] = "eager"
     with _large_on_meta(small):
-        return model_class._from_config(config, **options)
+        return model_class._from_config(config, dtype=torch.float32, **eager(model_class))
 
 
 @contextmanager
