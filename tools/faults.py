@@ -138,7 +138,7 @@ def _clean(runs: Sequence[CleanRun], models: Models, folder: Path) -> Iterator[d
         started, copy = time.monotonic(), folder / "clean"
         shutil.copytree(models.checkpoint(run.base, run.seed), copy)
         run.edit(copy)
-        report = run.run(copy, None)
+        report = run.run(copy)
         shutil.rmtree(copy)
         alarm = "; ".join(f"{each.module}: {each.what} {each.error:.1e}" for each in report.failed[:3])
         print(f"clean {number}/{len(runs)} {run.base} {run.what}: {alarm or 'quiet'}", file=sys.stderr, flush=True)

@@ -11,7 +11,6 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from rtp_runtime.check import STAGES, CheckOptions, CheckReport, run_check
-from rtp_runtime.check.reference import Reference
 
 PLAIN_OPS = """
 from rtp_runtime import hookimpl
@@ -71,11 +70,11 @@ class CleanRun:
     options: Mapping[str, Any] = field(default_factory=dict)
     plain_ops: bool = False
 
-    def run(self, model: Path, reference: Reference | None) -> CheckReport:
-        """`model`: a copy of the checkpoint, edited. `reference`: loaded already, of the same numbers."""
+    def run(self, model: Path) -> CheckReport:
+        """`model`: a copy of the checkpoint, edited."""
         values = {"lengths": (10, 14, 40), "num_new_tokens": 6, "stages": QUICK} | dict(self.options)
         plugins = ("clean_plain_ops",) if self.plain_ops else ()
-        return run_check(CheckOptions(model=model, plugins=plugins, **values), reference=reference)
+        return run_check(CheckOptions(model=model, plugins=plugins, **values))
 
 
 def clean_runs(names: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[CleanRun]:

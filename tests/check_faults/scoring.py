@@ -45,7 +45,6 @@ class Score:
     """The kind of mistake that was named; empty when none was."""
     named: str
     """What was accused: module, stage and error."""
-    seconds: float = 0.0
 
     @property
     def explained(self) -> bool:
@@ -105,7 +104,7 @@ def judge(fault: Fault, seed: int, report: CheckReport) -> Score:
     first = report.first_wrong
     cause = report.cause.kind if report.cause is not None and report.cause.status == "named" else ""
     if first is None:
-        return Score(fault, seed, False, False, cause, report.verdict, report.seconds)
+        return Score(fault, seed, False, False, cause, report.verdict)
     right = (first.module, first.layer) == fault.place
     named = f"{first.module} ({first.stage}, {first.error:.1e})"
-    return Score(fault, seed, report.exit == 1, right, cause, named, report.seconds)
+    return Score(fault, seed, report.exit == 1, right, cause, named)
