@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -44,16 +45,28 @@ class AcmeForCausalLM(transformers.Qwen3ForCausalLM):
             layer.self_attn.scaling = config.attention_multiplier
 
 
+class KinConfig(transformers.Glm4MoeConfig):
+    """A newcomer's config that is GLM-4's by another name."""
+
+    model_type = "kin"
+
+
+class KinForCausalLM(transformers.Glm4MoeForCausalLM):
+    """GLM-4 by another name."""
+
+    config_class = KinConfig
+
+
 @pytest.fixture
-def acme(monkeypatch: pytest.MonkeyPatch) -> type[AcmeConfig]:
-    """transformers knows the newcomer, and no plugin does."""
+def newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers knows them, and no plugin does."""
     now = sys.modules["transformers"]  # which replaces itself while it is imported
-    monkeypatch.setattr(now, "AcmeForCausalLM", AcmeForCausalLM, raising=False)
-    monkeypatch.setattr(now, "AcmeConfig", AcmeConfig, raising=False)
-    monkeypatch.setitem(CONFIG_MAPPING_NAMES, "acme", "AcmeConfig")
     mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    monkeypatch.setitem(mapping._extra_content, "acme", AcmeConfig)
-    return AcmeConfig
+    for config, model in ((AcmeConfig, AcmeForCausalLM), (KinConfig, KinForCausalLM)):
+        monkeypatch.setattr(now, model.__name__, model, raising=False)
+        monkeypatch.setattr(now, config.__name__, config, raising=False)
+        monkeypatch.setitem(CONFIG_MAPPING_NAMES, config.model_type, config.__name__)
+        monkeypatch.setitem(mapping._extra_content, config.model_type, config)
 
 
 def enable(config: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], Path]:
@@ -64,10 +77,9 @@ def enable(config: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> tup
     return said, checkpoint
 
 
-def test_relative(
-    acme: type[AcmeConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = acme(**SIZES, head_dim=16, attention_multiplier=0.3, architectures=["AcmeForCausalLM"])
+@pytest.mark.usefixtures("newcomers")
+def test_relative(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AcmeConfig(**SIZES, head_dim=16, attention_multiplier=0.3, architectures=["AcmeForCausalLM"])
     said, checkpoint = enable(config, tmp_path, capsys)
     assert said["verdict"] == "relative"
     assert said["recognised"][1:] == ["but: the softmax scale is attention_multiplier"]
@@ -76,6 +88,21 @@ def test_relative(
     assert "rtp-plugin-qwen" in (tmp_path / "plugin/pyproject.toml").read_text()
     monkeypatch.syspath_prepend(package.parent)
     check_plugin(checkpoint, ["rtp_plugin_acme"])
+
+
+@pytest.mark.usefixtures("newcomers")
+def test_a_relative_declines_what_its_parent_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "topk_group": 1}
+    config = KinConfig(**SIZES, **experts, n_group=2, architectures=["KinForCausalLM"])
+    said, _ = enable(config, tmp_path, capsys)
+    assert said["verdict"] == "relative"
+    monkeypatch.syspath_prepend(tmp_path / "plugin/src")
+    accepts = importlib.import_module("rtp_plugin_kin.kin").accepts
+    assert accepts(config).ok
+    config.n_group = 3
+    assert not accepts(config).ok
 
 
 def test_bridged(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
