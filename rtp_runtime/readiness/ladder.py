@@ -124,7 +124,8 @@ def climb(
     model: str = ANY_MODEL,
 ) -> Ladder:
     """The ladder of a model, from its records (`evidence` holds those that concern it) and targets."""
-    shown = [Shown(stored, stale(stored.record)) for stored in evidence.records]
+    newest_first = sorted(evidence.records, key=lambda each: (each.record.date, each.file), reverse=True)
+    shown = [Shown(stored, stale(stored.record)) for stored in newest_first]
     problems = list(evidence.problems)
     rungs = [Rung("available", REACHED if available.ok else FAILED, (available.words,), (), available.next)]
     for kind in STATE_OF:
@@ -150,29 +151,28 @@ def _in_order(rungs: Sequence[Rung]) -> list[Rung]:
 
 
 def newest_of_each(shown: Sequence[Shown]) -> list[Shown]:
-    """Of the records under the same conditions the newest, in the order of their dates."""
+    """Of the records under the same conditions the newest; they come, and go, newest first."""
     newest: dict[str, Shown] = {}
-    for each in sorted(shown, key=lambda one: (one.record.date, one.stored.file)):
-        newest[each.record.conditions.digest] = each
-    return sorted(newest.values(), key=lambda one: (one.record.date, one.stored.file))
+    for each in shown:
+        newest.setdefault(each.record.conditions.digest, each)
+    return list(newest.values())
 
 
 def _by_result(kind: str, shown: list[Shown], model: str) -> Rung:
     state, then = STATE_OF[kind], _next_command(kind, model)
     fresh = newest_of_each([each for each in shown if each.staleness.fresh])
-    failed = [each for each in reversed(fresh) if each.record.result == FAIL]
-    passed = [each for each in reversed(fresh) if each.record.result == PASS and not shortfall(each.record)]
+    failed = [each for each in fresh if each.record.result == FAIL]
+    passed = [each for each in fresh if each.record.result == PASS and not shortfall(each.record)]
     if failed:
         words = tuple(f"{each.record.summary} ({_where(each.record)})" for each in failed)
         return Rung(state, FAILED, words, (*failed, *passed[:1]), f"correct it, then {then}")
     if passed:
         return Rung(state, REACHED, (passed[0].record.summary,), (passed[0],))
     if fresh:
-        newest = fresh[-1]
+        newest = fresh[0]
         return Rung(state, INCOMPLETE, (newest.record.summary, *shortfall(newest.record)), (newest,), then)
     if shown:
-        newest = max(shown, key=lambda one: (one.record.date, one.stored.file))
-        return Rung(state, STALE, newest.staleness.reasons, (newest,), then)
+        return Rung(state, STALE, shown[0].staleness.reasons, (shown[0],), then)
     return Rung(state, NO_EVIDENCE, (), (), then)
 
 
@@ -200,12 +200,11 @@ def shortfall(record: Record) -> list[str]:
 
 def _performance(shown: list[Shown], targets: Targets | None, model: str, problems: list[Problem]) -> Rung:
     state = STATE_OF["bench"]
-    newest = sorted(shown, key=lambda one: (one.record.date, one.stored.file), reverse=True)
     if targets is None:
         why = ("there are no targets to compare with",)
         then = "write targets (--targets FILE, or .rtp/targets.toml), then rtp bench"
-        return Rung(state, INCOMPLETE if shown else NO_EVIDENCE, why, tuple(newest[:1]), then)
-    here = [each for each in newest if targets.hardware.matches(each.record.conditions)]
+        return Rung(state, INCOMPLETE if shown else NO_EVIDENCE, why, tuple(shown[:1]), then)
+    here = [each for each in shown if targets.hardware.matches(each.record.conditions)]
     points = {id(each): _points(each, problems) for each in here}
     answers = [_judge(workload, here, points) for workload in targets.workloads]
     statuses = [status for status, _, _ in answers]
