@@ -42,7 +42,12 @@ class Hardware:
     """A pattern of the machine: host, processors, system."""
 
     def matches(self, conditions: Conditions) -> bool:
-        return pattern_matches(conditions.device, self.device) and pattern_matches(conditions.machine, self.machine)
+        return self.fits(conditions.device, conditions.machine)
+
+    def fits(self, device: str, machine: str) -> bool:
+        """Whether these are its device and machine, whatever the case of their letters."""
+        pairs = ((device, self.device), (machine, self.machine))
+        return all(fnmatch.fnmatchcase(name.lower(), pattern.lower()) for name, pattern in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +118,3 @@ def _workload(table: Table) -> Workload:
     dtype = table.string("dtype", "")
     table.finish()
     return Workload(name=name, key=key, limits=given, dtype=dtype)
-
-
-def pattern_matches(value: str, pattern: str) -> bool:
-    """Whether a name fits a pattern of * and ?, whatever the case of its letters."""
-    return fnmatch.fnmatchcase(value.lower(), pattern.lower())

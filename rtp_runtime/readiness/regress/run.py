@@ -137,12 +137,10 @@ def _not_green(item: Item) -> str:
 
 
 def _check_hardware(cases: CaseFile) -> None:
-    from rtp_runtime.readiness.targets import pattern_matches
-
     hardware = cases.hardware
     for case in (case for case in cases.cases if "bench" in case.kinds):  # a check runs on any processor
         device, machine = device_name(case.device), machine_name()
-        if not (pattern_matches(device, hardware.device) and pattern_matches(machine, hardware.machine)):
+        if not hardware.fits(device, machine):
             raise UsageError(
                 f"{cases.file}: this machine is not {hardware.name!r}: case {case.name!r} would run on {device!r} of "
                 f"{machine!r}, and the profile is device {hardware.device!r}, machine {hardware.machine!r}; "
