@@ -99,8 +99,9 @@ def _greedy() -> Any:
 
 
 def _run(llm: LLM, prompts: Sequence[list[int]]) -> list[Tensor]:
-    """Logits of each prompt and its greedy continuation."""
-    ids = [llm.engine.add(prompt, _greedy(), return_logits=True) for prompt in prompts]
-    while llm.engine.has_work:
-        llm.engine.step()
-    return [logits for name in ids if (logits := llm.engine.output(name).logits) is not None]
+    """Logits of each prompt and its greedy continuation, by an engine that is closed after it."""
+    with llm:
+        ids = [llm.engine.add(prompt, _greedy(), return_logits=True) for prompt in prompts]
+        while llm.engine.has_work:
+            llm.engine.step()
+        return [logits for name in ids if (logits := llm.engine.output(name).logits) is not None]
