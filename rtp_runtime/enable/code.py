@@ -55,8 +55,13 @@ Cases = Sequence[tuple[str | None, str]]
 """(condition, value) as code; the last one has none."""
 
 
-def conditional(cases: Cases) -> list[str]:
-    """`a if x else b` in the pieces between which it may be broken."""
+def choice(cases: Cases) -> str:
+    """`a if x else b` on one line."""
+    return " ".join(_pieces(cases))
+
+
+def _pieces(cases: Cases) -> list[str]:
+    """The pieces between which a choice may be broken."""
     first, *rest = cases
     pieces = [first[1]]
     for (condition, _), (_, value) in zip(cases, rest, strict=False):
@@ -66,7 +71,7 @@ def conditional(cases: Cases) -> list[str]:
 
 def assign(target: str, cases: Cases, *, indent: int) -> list[str]:
     """`target = a if x else b`, in brackets where it is too long for a line."""
-    pieces = conditional(cases)
+    pieces = _pieces(cases)
     flat = " ".join(pieces)
     if "\n" not in flat and indent + len(f"{target} = {flat}") <= WIDTH:
         return [f"{target} = {flat}"]
@@ -76,15 +81,3 @@ def assign(target: str, cases: Cases, *, indent: int) -> list[str]:
     if "\n" not in flat and indent + len(INDENT + flat) <= WIDTH:
         return [f"{target} = (", INDENT + flat, ")"]
     return [f"{target} = (", *(INDENT + line for piece in pieces for line in piece.split("\n")), ")"]
-
-
-def comprehension(head: str, cases: Cases, loop: str, tail: str, *, indent: int) -> list[str]:
-    """`head` + value + loop + `tail`, broken before `for`, and then before `if` and `else`."""
-    pieces = conditional(cases)
-    flat = " ".join(pieces)
-    if indent + len(f"{head}{flat} {loop}{tail}") <= WIDTH:
-        return [f"{head}{flat} {loop}{tail}"]
-    if indent + len(f"{INDENT}{flat} {loop}") <= WIDTH:
-        return [head, f"{INDENT}{flat} {loop}", tail]
-    body = [flat] if indent + len(INDENT + flat) <= WIDTH else pieces
-    return [head, *(INDENT + line for line in (*body, loop)), tail]

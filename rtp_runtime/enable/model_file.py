@@ -9,7 +9,7 @@ from typing import Any
 from rtp_runtime.bridge.target import installed_version
 from rtp_runtime.enable.blocks import Block, ByLayer
 from rtp_runtime.enable.blocks.bridge import constant, target_lines
-from rtp_runtime.enable.code import assign, call, comprehension, literal
+from rtp_runtime.enable.code import assign, call, choice, literal
 from rtp_runtime.enable.findings import Decoder, Kind
 from rtp_runtime.enable.forward import after_lines, before_lines, layer_forward
 from rtp_runtime.enable.imports import import_lines
@@ -131,7 +131,7 @@ def _model_init(d: Decoder, sizes: Sizes) -> list[str]:
     cases = [(kind.condition, f"{kind.class_name}(config{', layer' if _by_layer(kind) else ''})") for kind in d.kinds]
     plain = len(cases) == 1 and not _by_layer(d.kinds[0])
     loop = LAYERS.replace("for layer", "for _") if plain else LAYERS
-    lines += comprehension(f"self.{d.layers_name} = nn.ModuleList(", cases, loop, ")", indent=8)
+    lines.append(f"self.{d.layers_name} = nn.ModuleList({choice(cases)} {loop})")
     for name in (step.name for step in d.after.steps if step.name not in first):
         lines += assign(f"self.{name}", [(None, d.outer[name].make())], indent=8)
     lines += _tables(d, sizes)

@@ -29,7 +29,7 @@ def _fit(line: str) -> list[str]:
     inner = indent + INDENT
     if len(inner + body) <= WIDTH:
         return [head, inner + body, indent + tail]
-    parts = list(_parts(body))
+    parts = list(_parts(body, WIDTH - len(inner)))
     return [head, *(each for part in parts for each in _fit(inner + part)), indent + tail]
 
 
@@ -39,10 +39,16 @@ def _terms(line: str, indent: str) -> list[str]:
     return [first, *(f"{indent}+ {term}" for term in others)]
 
 
-def _parts(body: str) -> Iterator[str]:
-    """The arguments, each with its comma; or the clauses of a comprehension or a conditional; or the whole."""
+def _parts(body: str, room: int) -> Iterator[str]:
+    """The arguments, each with its comma; or the clauses of a comprehension or a conditional; or the whole.
+
+    What a comprehension collects stays together where it fits in `room`.
+    """
     commas = [place for place, depth, char in _scan(body) if char == "," and depth == 0]
     clauses = [match.start() for match in CLAUSE.finditer(body) if _depth(body, match.start()) == 0]
+    loop = next((place for place in clauses if body.startswith(" for ", place)), 0)
+    if 0 < loop <= room:
+        clauses = [place for place in clauses if place >= loop]
     if clauses and not commas:
         bounds = [0, *(place + 1 for place in clauses), len(body) + 1]
         yield from (body[a : b - 1] for a, b in itertools.pairwise(bounds))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rtp_runtime.enable.code import INDENT, WIDTH, Cases, call, comprehension, conditional
+from rtp_runtime.enable.code import INDENT, WIDTH, call, choice
 from rtp_runtime.enable.findings import Decoder
 
 LAYERS = "for layer in range(config.num_hidden_layers)"
@@ -32,23 +32,9 @@ def state_lines(d: Decoder) -> list[str]:
     cases = [(condition, name) for (condition, _), name in zip(d.states.cases, names, strict=True)]
     if alone:
         key = next(iter(kinds[0]))
-        lines += comprehension("kinds = [", cases, LAYERS, "]", indent=4)
+        lines.append(f"kinds = [{choice(cases)} {LAYERS}]")
         return [*lines, f'return StateDescriptors([{{"{key}": kind}} for kind in kinds])']
-    return [*lines, *_chosen(cases)]
-
-
-def _chosen(cases: Cases) -> list[str]:
-    """The list of each layer's states, broken as the formatter breaks a list inside a call."""
-    pieces = conditional(cases)
-    choice = " ".join(pieces)
-    flat = f"[{choice} {LAYERS}]"
-    if len(f"{INDENT}return StateDescriptors({flat})") <= WIDTH:
-        return [f"return StateDescriptors({flat})"]
-    inner = [flat]
-    if len(2 * INDENT + flat) > WIDTH:
-        body = [choice] if len(3 * INDENT + choice) <= WIDTH else pieces
-        inner = ["[", *(INDENT + piece for piece in (*body, LAYERS)), "]"]
-    return ["return StateDescriptors(", *(INDENT + line for line in inner), ")"]
+    return [*lines, f"return StateDescriptors([{choice(cases)} {LAYERS}])"]
 
 
 def _same(kind: Mapping[str, str]) -> list[str]:

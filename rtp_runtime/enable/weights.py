@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rtp_runtime.enable.code import INDENT, WIDTH
 from rtp_runtime.enable.declarations import Declarations, Place
 from rtp_runtime.enable.findings import Decoder, Program
 
@@ -35,7 +34,10 @@ def declare(d: Decoder) -> WeightCode:
     _head(d, declarations)
     return WeightCode(
         axes=[line for lines in declarations.axes.values() for line in lines],
-        layers=[line for condition, name in subsets.items() for line in _subset(name, condition)],
+        layers=[
+            f'{name} = {{"layer": [layer for layer in range(config.num_hidden_layers) if {condition}]}}'
+            for condition, name in subsets.items()
+        ],
         tensors=[line for lines in declarations.tensors.values() for line in lines],
         items=lines_of(declarations.items),
         layouts={name: lines_of(items) for name, items in declarations.layouts.items()},
@@ -83,16 +85,3 @@ def _subsets(d: Decoder) -> dict[str, str]:
             name = f"{part.block.word}_layers"
             names[part.condition] = name if name not in names.values() else f"{name}_{len(names)}"
     return names
-
-
-def _subset(name: str, condition: str) -> list[str]:
-    pieces = ["layer", "for layer in range(config.num_hidden_layers)", f"if {condition}"]
-    flat = " ".join(pieces)
-    whole = f'{name} = {{"layer": [{flat}]}}'
-    if len(INDENT + whole) <= WIDTH:
-        return [whole]
-    inner = [f'"layer": [{flat}]']
-    if len(2 * INDENT + inner[0]) > WIDTH:
-        body = [flat] if len(3 * INDENT + flat) <= WIDTH else pieces
-        inner = ['"layer": [', *(INDENT + piece for piece in body), "]"]
-    return [f"{name} = {{", *(INDENT + line for line in inner), "}"]

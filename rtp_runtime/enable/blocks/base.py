@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rtp_runtime.enable.code import choice
 from rtp_runtime.enable.declarations import Place
 from rtp_runtime.enable.templates import render
 
@@ -25,8 +26,7 @@ class ByLayer:
 
     def code(self) -> str:
         """The conditional expression over cases whose values are code, None standing for itself."""
-        *first, (_, last) = self.cases
-        return "".join(f"{value} if {condition} else " for condition, value in first) + str(last)
+        return choice([(condition, str(value)) for condition, value in self.cases])
 
     def values(self) -> list[Any]:
         return [value for _, value in self.cases]
