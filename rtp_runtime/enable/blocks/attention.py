@@ -13,7 +13,6 @@ from rtp_runtime.enable.blocks.projection import Projection
 from rtp_runtime.enable.code import call
 from rtp_runtime.enable.declarations import Place
 from rtp_runtime.enable.sizes import Sizes
-from rtp_runtime.enable.templates import render
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,7 @@ class Attention(Block):
     """Name of the module inside that holds it all, in a module of the class `outer_class`."""
     outer_class: str | None = None
     word: ClassVar[str] = "attention"
+    template: ClassVar[str | None] = "attention.py.jinja"
 
     @property
     def fused(self) -> bool:
@@ -125,6 +125,10 @@ class Attention(Block):
     def takes(self) -> tuple[str, ...]:
         return ("position_embeddings", *super().takes) if self.rotary else super().takes
 
+    @property
+    def rotary_code(self) -> str | None:
+        return code_of(self.rotary)
+
     def by_layer(self) -> bool:
         return any(isinstance(value, ByLayer) or "layer]" in (value or "") for value in (self.rotary, self.window))
 
@@ -134,8 +138,7 @@ class Attention(Block):
         )
 
     def source(self) -> list[str]:
-        text = render("attention.py.jinja", a=self, by_layer=self.by_layer(), rotary=code_of(self.rotary))
-        return [*text.rstrip("\n").split("\n"), *self._outer()]
+        return [*super().source(), *self._outer()]
 
     def _outer(self) -> list[str]:
         """The class around it, which hands everything on."""
