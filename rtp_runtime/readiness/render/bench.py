@@ -14,8 +14,8 @@ from rtp_runtime.readiness.subject import device_name, machine_name
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = ("ttft_ms_p50", "ttft_ms_p99", "tpot_ms", "tpot_ms_p99", "throughput_tok_s", "memory_mb")
 HEADS = ("TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "tokens/s", "memory MiB")
+"""Of `METRICS`, in their order."""
 
 
 def conditions_line(report: BenchReport) -> str:
@@ -30,7 +30,7 @@ def conditions_line(report: BenchReport) -> str:
 
 def cells(point: Point) -> list[str]:
     """The numbers of a point, in the order of `HEADS`."""
-    return [f"{point.metrics[name]:,.1f}" if name in point.metrics else "–" for name in COLUMNS]
+    return [f"{point.metrics[name]:,.1f}" if name in point.metrics else "–" for name in METRICS]
 
 
 def print_bench(report: BenchReport, console: Console) -> None:
