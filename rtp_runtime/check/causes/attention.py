@@ -186,12 +186,11 @@ def _masks(scene: Scene, name: str) -> Iterator[Hypothesis]:
     call = scene.base.attention[name]
     tokens, window = len(call.q), call.window
     configs = (scene.reference.config.get_text_config(), scene.session.model.loaded.config.hf.get_text_config())
-    declared = {w for c in configs for k in ("sliding_window", "attention_chunk_size") if (w := getattr(c, k, None))}
+    keys = ("sliding_window", "attention_chunk_size")
+    declared = {w for c in configs for k in keys if isinstance(w := getattr(c, k, None), int) and w}
     known = "every token before it" if window is None else f"the last {window}"
-    windows: list[int | None] = [None] if window is not None else [w for w in declared if isinstance(w, int)]
-    if window is not None:
-        windows += [window + 1, window - 1, 2 * window, *(w for w in declared if isinstance(w, int) and w != window)]
-    windows += [w + by for w in declared if isinstance(w, int) for by in (1, -1)]
+    near = [] if window is None else [None, window + 1, window - 1, 2 * window]
+    windows: list[int | None] = [*near, *declared, *(w + by for w in declared for by in (1, -1))]
     for other in dict.fromkeys(windows):
         if other != window and (other is None or 0 < other < tokens):
             seen = "every token before it" if other is None else f"the last {other} tokens"

@@ -25,6 +25,7 @@ ROUNDED = frozenset(
     (*"linear matmul bmm einsum __matmul__ conv1d softmax exp sigmoid silu softplus cos sin rsqrt sum mean".split(),
      *"mul mul_ add add_ sub div div_".split())
 )  # fmt: skip
+ACTIVATIONS = frozenset({"silu", "gelu", "relu", "sigmoid", "tanh", "softplus"})
 PRODUCTS = frozenset({"linear", "matmul", "bmm", "__matmul__", "einsum", "baddbmm"})
 
 
@@ -115,10 +116,8 @@ class Operations:
                 site.name, "function-left-out"
             )
             yield self._hypothesis(kind, words, f"apply {site.name} in {scene.wheres()}", site, do.keep_only(0), 1.0)
-        name = ACTIVATION_OF.get(site.name)
-        if name is not None and site.args and is_value(site.args[0]) and _alike(site):
-            if site.name == "gelu" and site.kwargs.get("approximate") == "tanh":
-                name = "gelu_tanh"
+        if site.name in ACTIVATIONS and site.args and is_value(site.args[0]) and _alike(site):
+            name = "gelu_tanh" if site.name == "gelu" and site.kwargs.get("approximate") == "tanh" else site.name
             others = dict.fromkeys((*(o for o in ACTIVATION_NAMES if o != name), "tanh", "softplus", "exp"))
             for other in others:
                 if other != site.name:
@@ -168,7 +167,7 @@ class Operations:
                 yield self._hypothesis(
                     "causality", words, f"mend the mask in {scene.wheres()}", site, do.diagonal(by), 1.2
                 )
-        if site.name in ("conv1d",):
+        if site.name == "conv1d":
             words = f"ours has the taps of the convolution in the opposite order (`{site.text}`)"
             yield self._hypothesis("conv-flipped", words, f"flip the weight in {scene.wheres()}", site, do.flipped, 1.1)
 
@@ -249,16 +248,6 @@ class Operations:
             mistake=lambda: self._sites.wrong(site, replace),
             cost=cost + site.order * 1e-4,
         )
-
-
-ACTIVATION_OF = {
-    "silu": "silu",
-    "gelu": "gelu",
-    "relu": "relu",
-    "sigmoid": "sigmoid",
-    "tanh": "tanh",
-    "softplus": "softplus",
-}
 
 
 def innocent(scene: Scene) -> frozenset[str]:

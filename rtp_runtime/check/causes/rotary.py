@@ -53,11 +53,8 @@ def rotary_numbers(scene: Scene) -> Iterator[Fit]:
 
 
 def _tables(scene: Scene) -> list[tuple[str, nn.Module]]:
-    """Rotary modules that may be at fault: the accused one, or all outside the layers where q or k differ."""
-    if _is_table(scene.module):
-        return [(scene.module_name, scene.module)]
-    inside = [(name, module) for name, module in scene.children() if _is_table(module)]
-    return inside
+    """The rotary modules in the accused one, itself among them."""
+    return [(name, module) for name, module in scene.children() if _is_table(module)]
 
 
 def _is_table(module: nn.Module) -> bool:
